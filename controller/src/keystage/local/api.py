@@ -1,0 +1,115 @@
+"""Types of the local world's control socket: functions, intents, replicas.
+
+The supervisor (`keystage up`) is to the local world what API server and kubelet are to a
+cluster: it keeps function records and runs replicas as processes. The gateway writes functions
+and *intents* (override, wake); the controller alone writes desired replica numbers; both may be
+restarted without ending a replica. HTTP with JSON bodies over the UNIX socket `up.sock`:
+
+    GET    /functions                      -> list[FunctionRecord]
+    GET    /functions/{name}               -> FunctionRecord (404)
+    PUT    /functions/{name}               Deployment -> FunctionRecord (created or replaced)
+    DELETE /functions/{name}               drains and removes (404)
+    PUT    /functions/{name}/intent        Intent -> FunctionRecord
+    PUT    /functions/{name}/replicas      Desired -> FunctionRecord (controller only)
+    GET    /functions/{name}/logs?tail=&since= -> text, one line each, `replica|unix_s|line`
+    GET    /replicas                       -> list[ReplicaRecord]
+    GET    /healthz                        -> 200
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+ReplicaState = Literal["starting", "ready", "draining", "failed", "stopped"]
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """A function as OpenFaaS describes it (faas-provider `FunctionDeployment`)."""
+
+    service: str
+    image: str = ""
+    namespace: str = ""
+    envProcess: str = ""  # noqa: N815  (name fixed by the OpenFaaS API)
+    envVars: dict[str, str] = {}  # noqa: N815
+    constraints: list[str] = []
+    secrets: list[str] = []
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    limits: dict[str, str] | None = None
+    requests: dict[str, str] | None = None
+    readOnlyRootFilesystem: bool = False  # noqa: N815
+
+
+class Override(msgspec.Struct, frozen=True):
+    """A person's scale request: holds against the policy until it expires (Unix seconds)."""
+
+    replicas: int
+    expires_at_s: float
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway may ask for. Fields left unset stay as they are.
+
+    Attributes:
+        override: a person's scale request, or None to lift it.
+        wake: a request waits for a function at zero.
+    """
+
+    override: Override | None | msgspec.UnsetType = msgspec.UNSET
+    wake: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """Desired replicas, written by the controller."""
+
+    replicas: int
+
+
+class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployed function.
+
+    Attributes:
+        deployment: what was deployed.
+        created_at_s: Unix seconds.
+        desired: replicas wanted by the controller; None until it first decided.
+        override: see `Override`.
+        wake: see `Intent`.
+        generation: grows with every redeploy; replicas of an older one are replaced.
+    """
+
+    deployment: Deployment
+    created_at_s: float
+    desired: int | None = None
+    override: Override | None = None
+    wake: bool = False
+    generation: int = 1
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a function.
+
+    Attributes:
+        replica: unique name, `<function>-<n>`.
+        function: function name.
+        generation: generation of the function it runs.
+        state: see `ReplicaState`; `ready` only after `/_/ready` answered 200.
+        pid: process id.
+        address: `host:port` of its HTTP server.
+        started_at_s: Unix seconds.
+        ready_at_s: Unix seconds, 0 before.
+        restarts: crashes of this function's replicas in a row, for the back-off.
+        reason: why it is `failed`, else empty.
+    """
+
+    replica: str
+    function: str
+    generation: int
+    state: ReplicaState
+    pid: int
+    address: str
+    started_at_s: float
+    ready_at_s: float = 0.0
+    restarts: int = 0
+    reason: str = ""

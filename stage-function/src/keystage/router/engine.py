@@ -1,0 +1,130 @@
+"""The port between the router's HTTP face and its core.
+
+The face (`router.face`, `router.openai`) parses, validates, tokenises and streams; the core
+queues, binds, moves and retries. They meet here and nowhere else, so each is tested alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+
+class Refusal(Exception):
+    """A request that is refused by name.
+
+    Attributes:
+        status: HTTP status code.
+        code: short machine-readable reason (`queue_full`, `too_late`, ...).
+        param: request field at fault, if one is.
+        retry_after_s: seconds after which a retry makes sense (429 and 503).
+    """
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(Refusal):
+    """The request can never be served as it is."""
+
+    status = 400
+    code = "invalid_request_error"
+
+
+class QueueFull(Refusal):
+    """Admission bound reached; comes with `retry_after_s`."""
+
+    status = 429
+    code = "queue_full"
+
+
+class Unavailable(Refusal):
+    """No worker and none came in time; comes with `retry_after_s`."""
+
+    status = 503
+    code = "unavailable"
+
+
+class TooLate(Refusal):
+    """The request's own deadline passed."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+class Failure(Refusal):
+    """The pipeline failed on this request (named by the worker)."""
+
+    status = 500
+    code = "stage_failed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What the pipeline admits.
+
+    Attributes:
+        looping: False for single-pass pipelines (only `run` works).
+        context_length: prompt + max_tokens may not exceed it (tokens).
+        vocab_size: token ids are below it.
+        max_body_bytes: largest request body taken.
+    """
+
+    looping: bool
+    context_length: int
+    vocab_size: int
+    max_body_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation request, validated and tokenised.
+
+    Attributes:
+        prompt: token ids, at least one.
+        max_tokens: new tokens at most, at least 1.
+        temperature: 0 is greedy.
+        top_p: nucleus mass in (0, 1].
+        seed: 64-bit unsigned seed (drawn by the face if the client gave none).
+        eos: token ids that end it.
+        deadline_s: seconds from now within which it must finish, None for the pipeline's default.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    eos: Sequence[int]
+    deadline_s: float | None = None
+
+
+class Engine(Protocol):
+    """What the face needs of the core."""
+
+    @property
+    def limits(self) -> Limits:
+        """What the pipeline admits."""
+
+    def generate(self, request: Generation) -> AsyncIterator[list[int]]:
+        """Yields new token ids in order, several at once where several are there.
+
+        The end token, if one is produced, is yielded too and is the last. Closing the iterator
+        (`aclose`) cancels the session at every stage.
+
+        Raises:
+            Refusal: on first iteration when not admitted, later when it fails or is too late.
+        """
+
+    async def run(self, payload: bytes, deadline_s: float | None = None) -> bytes:
+        """Sends one item through a single-pass pipeline and returns the last stage's bytes.
+
+        Raises:
+            Refusal: as for `generate`.
+        """
