@@ -220,7 +220,10 @@ class Bye(Message, frozen=True, array_like=True, tag=True):
 
 
 class Introduce(Message, frozen=True, array_like=True, tag=True):
-    """The router does not know the sender of a heartbeat (it restarted): say `Hello` again."""
+    """The router does not know the sender (it restarted, or gave the sender up): say `Hello` again.
+
+    Whatever the worker holds for this router is void: the router has forgotten or moved it.
+    """
 
     wire: int
 

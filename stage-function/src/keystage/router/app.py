@@ -1,0 +1,97 @@
+"""A router function's process: configuration, mailbox, core, HTTP face on one event loop.
+
+Exit codes: 0 stopped by signal, 2 bad configuration, bundle or address, 1 a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+import msgspec
+import uvicorn
+import zmq
+from pydantic import ValidationError
+
+from keystage.bundle.errors import BundleError
+from keystage.bundle.store import bundle_path, load
+from keystage.router.config import RouterConfig
+from keystage.router.face import Face
+from keystage.router.node import RouterNode
+from keystage.router.text import load_text
+from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
+from keystage.wire.events import EventLog
+from keystage.wire.mailbox import Mailbox
+
+log = logging.getLogger("keystage.router")
+
+KEEP_ALIVE_S = 130
+"""Longer than any client or proxy keeps an idle connection (90 s), so that none is cut in use."""
+
+
+async def serve(config: RouterConfig) -> None:
+    """Runs one router until it is told to stop.
+
+    Raises:
+        BundleError: the bundle cannot be read.
+        EndpointError: the HTTP address is taken.
+        zmq.ZMQError: the inbox address is taken.
+    """
+    folder = bundle_path(config.bundle)
+    pipeline = load(folder)
+    text = load_text(pipeline, folder)
+    listening = listen(config.http)
+    node = RouterNode(
+        pipeline,
+        Mailbox(config.router),
+        config.bounds(),
+        EventLog(config.events, config.replica),
+        config.max_body_bytes,
+        config.waves,
+    )
+    node.start()
+    encoder = msgspec.json.Encoder()
+    face = Face(
+        node,
+        pipeline,
+        text,
+        stats=lambda: encoder.encode(node.stats()),
+        ready=lambda: True,
+        healthy=lambda: True,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            face,
+            loop="uvloop",
+            http="httptools",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    log.info("router of %s is up", pipeline.name)
+    await server.serve(sockets=[listening])
+    await node.stop()
+
+
+def main() -> int:
+    """Runs one router; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = RouterConfig()  # type: ignore[call-arg]  # filled from the environment
+        watch_lifeline(config.lifeline_fd)
+        asyncio.run(serve(config))
+    except (ValidationError, BundleError, EndpointError) as error:
+        print(f"keystage router: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except zmq.ZMQError as error:
+        print(f"keystage router: cannot bind {config.router}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Cumulative statistics of a stage, as the controller wants them. Pure; time comes in."""
+
+from __future__ import annotations
+
+from keystage.router.api import StageCounters
+
+
+class StageMeter:
+    """Counts one stage's arrivals, waits and services.
+
+    Args:
+        stage: stage index.
+    """
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.queue = 0
+        self.in_flight = 0
+        self._arrivals = 0
+        self._last_arrival_s: float | None = None
+        self._gap_sum_s = 0.0
+        self._gap_sq_sum_s2 = 0.0
+        self._waits = 0
+        self._wait_sum_s = 0.0
+        self._services = 0
+        self._service_sum_s = 0.0
+        self._service_sq_sum_s2 = 0.0
+        self._sojourn_sum_s = 0.0
+
+    def arrived(self, now_s: float) -> None:
+        """An item joined the queue for the first time."""
+        if self._last_arrival_s is not None:
+            gap_s = now_s - self._last_arrival_s
+            self._gap_sum_s += gap_s
+            self._gap_sq_sum_s2 += gap_s * gap_s
+        self._last_arrival_s = now_s
+        self._arrivals += 1
+
+    def waited(self, wait_s: float) -> None:
+        """An item left the queue."""
+        self._waits += 1
+        self._wait_sum_s += wait_s
+
+    def served(self, service_s: float, sojourn_s: float) -> None:
+        """An item was served."""
+        self._services += 1
+        self._service_sum_s += service_s
+        self._service_sq_sum_s2 += service_s * service_s
+        self._sojourn_sum_s += sojourn_s
+
+    def mean_service_s(self) -> float | None:
+        """Mean service time so far, None before the first."""
+        return self._service_sum_s / self._services if self._services else None
+
+    def counters(self) -> StageCounters:
+        """The present values."""
+        return StageCounters(
+            stage=self.stage,
+            arrivals=self._arrivals,
+            gap_sum_s=self._gap_sum_s,
+            gap_sq_sum_s2=self._gap_sq_sum_s2,
+            queue=self.queue,
+            in_flight=self.in_flight,
+            waits=self._waits,
+            wait_sum_s=self._wait_sum_s,
+            services=self._services,
+            service_sum_s=self._service_sum_s,
+            service_sq_sum_s2=self._service_sq_sum_s2,
+            sojourn_sum_s=self._sojourn_sum_s,
+        )

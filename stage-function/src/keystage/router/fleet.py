@@ -1,0 +1,183 @@
+"""The workers a router knows: life, credit, and who is given work. Pure.
+
+Before it: `node` decodes messages. After it: the cores bind work to what `choose` returns. Credit
+is absolute: `held` never exceeds what the worker granted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from keystage.wire.api import Credit, Heartbeat, Hello
+
+DEAD_AFTER_S = 5.0
+"""Heartbeats come every second; five without one is dead (a hung engine loop included)."""
+
+
+@dataclasses.dataclass(slots=True)
+class Worker:
+    """One worker as the router sees it.
+
+    Attributes:
+        hello: how it introduced itself.
+        seen_s: last message.
+        is_ready: `Ready` came and no `Draining` since.
+        is_draining: `Draining` came.
+        ready_s: when it became ready.
+        granted_slots: slots this router may hold.
+        granted_kv: KV positions this router may reserve.
+        held_slots: slots in use.
+        held_kv: KV positions in use.
+        beat: last heartbeat.
+    """
+
+    hello: Hello
+    seen_s: float
+    is_ready: bool = False
+    is_draining: bool = False
+    ready_s: float = 0.0
+    granted_slots: int = 0
+    granted_kv: int = 0
+    held_slots: int = 0
+    held_kv: int = 0
+    beat: Heartbeat | None = None
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that may be given out now."""
+        return self.granted_slots - self.held_slots if self.is_ready else 0
+
+    @property
+    def state(self) -> str:
+        """`starting`, `ready` or `draining`."""
+        return "draining" if self.is_draining else "ready" if self.is_ready else "starting"
+
+    def admits(self, kv_tokens: int) -> bool:
+        """Whether there is credit for one more session of that size."""
+        return self.free_slots > 0 and self.granted_kv - self.held_kv >= kv_tokens
+
+
+class Fleet:
+    """Workers by inbox address.
+
+    Args:
+        stages: number of stages.
+        pipeline: name that a `Hello` must carry.
+    """
+
+    def __init__(self, stages: int, pipeline: str) -> None:
+        self.stages = stages
+        self.pipeline = pipeline
+        self.workers: dict[str, Worker] = {}
+
+    def hello(self, address: str, message: Hello, now_s: float) -> str | None:
+        """Takes (or refuses) an introduction; returns why it is refused."""
+        if message.pipeline != self.pipeline or not set(message.stages) <= set(range(self.stages)):
+            return (
+                f"{message.replica} serves stages {list(message.stages)} of {message.pipeline}, "
+                f"this router has {self.stages} stages of {self.pipeline}"
+            )
+        known = self.workers.get(address)
+        if known is None or known.hello.pid != message.pid:
+            self.workers[address] = Worker(message, now_s)
+        else:
+            known.hello = message
+            known.seen_s = now_s
+        return None
+
+    def ready(self, address: str, now_s: float) -> Worker | None:
+        """The worker may be given work; None when unknown or already ready."""
+        worker = self.workers.get(address)
+        if worker is None or worker.is_ready or worker.is_draining:
+            return None
+        worker.is_ready, worker.ready_s, worker.seen_s = True, now_s, now_s
+        return worker
+
+    def credit(self, address: str, message: Credit) -> None:
+        """Takes a new grant."""
+        worker = self.workers.get(address)
+        if worker is not None:
+            worker.granted_slots, worker.granted_kv = message.slots, message.kv_tokens
+
+    def beat(self, address: str, message: Heartbeat, now_s: float) -> bool:
+        """Notes a heartbeat; False when the sender is unknown and should introduce itself."""
+        worker = self.workers.get(address)
+        if worker is None:
+            return False
+        worker.beat, worker.seen_s = message, now_s
+        return True
+
+    def draining(self, address: str) -> Worker | None:
+        """The worker takes nothing new; None when unknown or known to drain."""
+        worker = self.workers.get(address)
+        if worker is None or worker.is_draining:
+            return None
+        worker.is_ready, worker.is_draining = False, True
+        return worker
+
+    def remove(self, address: str) -> Worker | None:
+        """The worker is gone."""
+        return self.workers.pop(address, None)
+
+    def silent(self, now_s: float) -> list[str]:
+        """Addresses without a sign of life for too long."""
+        return [a for a, worker in self.workers.items() if now_s - worker.seen_s > DEAD_AFTER_S]
+
+    def of_stage(self, stage: int) -> list[tuple[str, Worker]]:
+        """(address, worker) of all workers hosting a stage."""
+        return [(a, w) for a, w in self.workers.items() if stage in w.hello.stages]
+
+    def ready_replicas(self, stage: int) -> int:
+        """Ready workers hosting a stage."""
+        return sum(worker.is_ready for _, worker in self.of_stage(stage))
+
+    def choose(self, stage: int, kv_tokens: int = 0, exclude: Iterable[str] = ()) -> str | None:
+        """The worker with most free slots that has credit, ties to the smallest name; or None."""
+        best: tuple[int, str, str] | None = None
+        excluded = set(exclude)
+        for address, worker in self.of_stage(stage):
+            if address in excluded or not worker.admits(kv_tokens):
+                continue
+            key = (-worker.free_slots, worker.hello.replica, address)
+            if best is None or key < best:
+                best = key
+        return best[2] if best else None
+
+    def choose_path(self, kv_tokens: int) -> tuple[str, ...] | None:
+        """One worker per stage, each with credit for one more session; None when a stage has none.
+
+        Neighbouring stages of one worker stay together where it is no busier than the others.
+        """
+        path: list[str] = []
+        for stage in range(self.stages):
+            chosen = self.choose(stage, kv_tokens)
+            if chosen is None:
+                return None
+            if path and path[-1] != chosen:
+                before = self.workers[path[-1]]
+                if (
+                    stage in before.hello.stages
+                    and before.admits(kv_tokens)
+                    and before.free_slots >= self.workers[chosen].free_slots
+                ):
+                    chosen = path[-1]
+            path.append(chosen)
+        return tuple(path)
+
+    def hold(self, addresses: Iterable[str], kv_tokens: int = 0, slots: int = 1) -> None:
+        """Takes credit at each distinct worker."""
+        for address in set(addresses):
+            worker = self.workers[address]
+            worker.held_slots += slots
+            worker.held_kv += kv_tokens
+
+    def give_back(self, addresses: Iterable[str], kv_tokens: int = 0, slots: int = 1) -> None:
+        """Returns credit at each distinct worker that still lives."""
+        for address in set(addresses):
+            worker = self.workers.get(address)
+            if worker is not None:
+                worker.held_slots -= slots
+                worker.held_kv -= kv_tokens
+                assert worker.held_slots >= 0
+                assert worker.held_kv >= 0

@@ -1,0 +1,166 @@
+"""Shared-memory ring: how tensors move between processes of one node without a copy through the kernel.
+
+Each producer owns one ring, a memfd that consumers open through `/proc/<pid>/fd/<n>`; so nothing
+has a name, and the memory is gone with the last process that maps it. A slot belongs to the
+receiver from the message that carries its `TensorRef` until the receiver's `Ack`.
+
+`RingLedger` is the pure accounting (first fit, so that the same warm pages are used again);
+`Ring` and `PeerRings` are the thin shell over memfd and mmap.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_left
+from pathlib import Path
+
+from keystage.wire.api import TensorRef
+
+ALIGN_BYTES = 64
+_NAME = "keystage-ring"
+
+
+class RingError(Exception):
+    """A reference that cannot be followed: it names the owner and what was found."""
+
+
+class RingLedger:
+    """Which byte ranges of a ring are taken. First fit over a sorted free list, no IO.
+
+    Args:
+        capacity_bytes: size of the ring.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        if capacity_bytes < ALIGN_BYTES:
+            raise ValueError(f"ring capacity must be at least {ALIGN_BYTES} bytes, got {capacity_bytes}")
+        self.capacity_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
+        self._free: list[tuple[int, int]] = [(0, self.capacity_bytes)]
+        self._taken: dict[int, tuple[int, int]] = {}
+        self._next_slot = 1
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes not taken."""
+        return sum(length for _, length in self._free)
+
+    @property
+    def slots(self) -> int:
+        """Slots handed out and not yet freed."""
+        return len(self._taken)
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a tensor of this size can ever have a slot."""
+        return nbytes <= self.capacity_bytes
+
+    def take(self, nbytes: int) -> tuple[int, int] | None:
+        """Takes a slot of at least `nbytes`; returns (slot, offset), or None when full."""
+        need = max(ALIGN_BYTES, (nbytes + ALIGN_BYTES - 1) // ALIGN_BYTES * ALIGN_BYTES)
+        for i, (offset, length) in enumerate(self._free):
+            if length >= need:
+                if length == need:
+                    del self._free[i]
+                else:
+                    self._free[i] = (offset + need, length - need)
+                slot = self._next_slot
+                self._next_slot += 1
+                self._taken[slot] = (offset, need)
+                return slot, offset
+        return None
+
+    def give_back(self, slot: int) -> bool:
+        """Frees a slot; False when it was not taken (a repeated `Ack` does no harm)."""
+        entry = self._taken.pop(slot, None)
+        if entry is None:
+            return False
+        offset, length = entry
+        i = bisect_left(self._free, (offset, 0))
+        if i < len(self._free) and offset + length == self._free[i][0]:
+            length += self._free[i][1]
+            del self._free[i]
+        if i > 0 and self._free[i - 1][0] + self._free[i - 1][1] == offset:
+            offset, before = self._free[i - 1]
+            length += before
+            del self._free[i - 1]
+            i -= 1
+        self._free.insert(i, (offset, length))
+        return True
+
+
+class Ring:
+    """A producer's ring.
+
+    Args:
+        capacity_bytes: size; pages are only taken as they are first written.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.ledger = RingLedger(capacity_bytes)
+        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, self.ledger.capacity_bytes)
+        self._map = mmap.mmap(self._fd, self.ledger.capacity_bytes)
+        self._view = memoryview(self._map)
+        self._pid = os.getpid()
+
+    def write(self, data: memoryview, dtype: str, shape: tuple[int, ...]) -> TensorRef | None:
+        """Copies a tensor's bytes into a slot; None when the ring is full at the moment."""
+        nbytes = data.nbytes
+        taken = self.ledger.take(nbytes)
+        if taken is None:
+            return None
+        slot, offset = taken
+        self._view[offset : offset + nbytes] = data
+        return TensorRef(dtype, shape, self._pid, self._fd, offset, nbytes, slot)
+
+    def close(self) -> None:
+        """Unmaps and closes the ring; consumers that mapped it keep their mapping."""
+        self._view.release()
+        self._map.close()
+        os.close(self._fd)
+
+
+class PeerRings:
+    """Mappings of other processes' rings, opened on first use and kept."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[int, int], memoryview] = {}
+
+    def view(self, ref: TensorRef) -> memoryview:
+        """The bytes a reference names, without a copy; valid until the slot's `Ack`.
+
+        Raises:
+            RingError: the owner is gone, is no ring, or the range lies outside of it.
+        """
+        whole = self._maps.get((ref.pid, ref.fd))
+        if whole is None:
+            whole = self._open(ref.pid, ref.fd)
+        if ref.offset + ref.nbytes > whole.nbytes:
+            raise RingError(
+                f"tensor at {ref.offset}+{ref.nbytes} lies outside the ring of pid {ref.pid} "
+                f"({whole.nbytes} bytes)"
+            )
+        return whole[ref.offset : ref.offset + ref.nbytes]
+
+    def forget(self, pid: int) -> None:
+        """Drops the mappings of a dead process (its id may be used again)."""
+        for key in [key for key in self._maps if key[0] == pid]:
+            del self._maps[key]
+
+    def _open(self, pid: int, fd: int) -> memoryview:
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            found = str(Path(path).readlink())
+            if not found.startswith(f"/memfd:{_NAME}"):
+                raise RingError(f"{path} is {found}, not a ring")
+            opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise RingError(
+                f"ring of pid {pid} (descriptor {fd}) cannot be opened: {error.strerror}"
+            ) from error
+        try:
+            whole = memoryview(mmap.mmap(opened, os.fstat(opened).st_size))
+        finally:
+            os.close(opened)
+        self._maps[pid, fd] = whole
+        return whole

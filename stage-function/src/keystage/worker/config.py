@@ -1,0 +1,76 @@
+"""Environment of a worker (`KEYSTAGE_*`, names fixed in docs/environment.md); read here only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class WorkerConfig(BaseSettings):
+    """What a stage function is told.
+
+    Attributes:
+        pipeline: pipeline name.
+        stages: one index (`2`) or a range (`0-3`).
+        bundle: `file://` URL or path of the bundle.
+        router: inbox address of the router, several separated by commas.
+        device: `cpu`, `cuda`, `cuda:N`, `emulated[:alpha=..,beta=..,load=..]`.
+        dtype: `fp32`, `bf16`, `fp16`; empty takes the bundle's.
+        threads: intra-op threads; 1 when workers outnumber cores, 0 leaves torch's choice.
+        slots: sessions or items in flight, 0 derives it.
+        kv_bytes: bytes of KV state; the default holds 32 k positions of a small model's stage.
+        max_batch: rows of one wave or batch.
+        wave_tokens: token budget of a wave; 64 keeps a CPU wave of a small model under 100 ms.
+        ring_bytes: shared memory for activations.
+        http: `host:port` or `fd://N`.
+        replica: unique name.
+        run: folder for sockets.
+        events: folder for event logs, none when unset.
+        drain_s: longest drain; at least the longest request allowed.
+        lifeline_fd: see `wire.endpoints`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", frozen=True, extra="ignore")
+
+    pipeline: str
+    stages: str
+    bundle: str
+    router: str
+    device: str = "cpu"
+    dtype: str = ""
+    threads: int = Field(default=1, ge=0, le=1024)
+    slots: int = Field(default=0, ge=0, le=65536)
+    kv_bytes: int = Field(default=512 * 1024 * 1024, gt=0)
+    max_batch: int = Field(default=64, ge=1, le=4096)
+    wave_tokens: int = Field(default=64, ge=16, le=65536)
+    ring_bytes: int = Field(default=64 * 1024 * 1024, ge=4096)
+    http: str = "127.0.0.1:0"
+    replica: str
+    run: Path
+    events: Path | None = None
+    drain_s: float = Field(default=60.0, ge=0)
+    lifeline_fd: int | None = None
+
+    @field_validator("stages")
+    @classmethod
+    def _is_range(cls, value: str) -> str:
+        parse_stages(value)
+        return value
+
+
+def parse_stages(text: str) -> tuple[int, ...]:
+    """Reads `2` or `0-3`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    first, _, last = text.partition("-")
+    try:
+        low, high = int(first), int(last or first)
+    except ValueError:
+        raise ValueError(f"KEYSTAGE_STAGES={text!r}: expected an index or a range such as 0-3") from None
+    if not 0 <= low <= high:
+        raise ValueError(f"KEYSTAGE_STAGES={text!r}: expected 0 <= first <= last")
+    return tuple(range(low, high + 1))

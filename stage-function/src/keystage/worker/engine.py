@@ -1,0 +1,244 @@
+"""The engine loop: receive, run one wave or batch, hand on; one thread, one device.
+
+Before it: `app` loads the executor. After it: other workers' engines (Step), the router (Tokens,
+Parked, Results). It owns the mailbox, the ring and the session table; it reads no environment,
+and HTTP lives in another thread that only reads `status` and queues `single` calls.
+
+Looping work is in `looping.LoopingWork`, single-pass work in `single.SinglePassWork`; this module
+keeps what they share: routers and their credit, life and drain, heart beat, the loop itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from typing import assert_never
+
+import msgspec
+
+from keystage.bundle.api import Pipeline
+from keystage.wire import api
+from keystage.wire.events import EventLog
+from keystage.wire.mailbox import Mailbox
+from keystage.wire.ring import PeerRings, Ring
+from keystage.worker.executor import Executor, StageError
+from keystage.worker.looping import LoopingWork
+from keystage.worker.outbox import TensorOutbox
+from keystage.worker.settings import EngineSettings, StageUse, Status
+from keystage.worker.single import SinglePassWork
+from keystage.worker.states import WorkerState, advance
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+IDLE_WAIT_S = 0.2
+"""Longest sleep of an idle loop: a bound on how late a drain or an HTTP call is noticed."""
+
+
+class Engine:
+    """One worker's loop.
+
+    Args:
+        settings: who and how much.
+        pipeline: the pipeline served.
+        executor: what computes.
+        mailbox: bound inbox.
+        ring: this worker's ring.
+        events: event log.
+        status: shared with the HTTP thread.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        pipeline: Pipeline,
+        executor: Executor,
+        mailbox: Mailbox,
+        ring: Ring,
+        events: EventLog,
+        status: Status,
+    ) -> None:
+        self._settings = settings
+        self._pipeline = pipeline
+        self._executor = executor
+        self._mailbox = mailbox
+        self._ring = ring
+        self._events = events
+        self._status = status
+        for stage in settings.stages:
+            status.use.setdefault(stage, StageUse())
+        self._outbox = TensorOutbox(mailbox, ring)
+        self._granted: dict[str, tuple[int, int]] = {}
+        self._drain_until_s: float | None = None
+        rings = PeerRings()
+        self._looping = LoopingWork(settings, pipeline, executor, self._outbox, rings, events, status)
+        self._single = SinglePassWork(settings, executor, self._outbox, rings, events, status)
+        self._is_looping = pipeline.execution == "looping"
+
+    def run(self) -> None:
+        """Introduces itself to the routers and works until drained.
+
+        The state must be `ready`; it is `stopped` on return.
+        """
+        for router in self._settings.routers:
+            self._introduce(router)
+        next_beat_s = 0.0
+        while self._status.state is not WorkerState.STOPPED:
+            self._receive(0.0 if self._has_work() else IDLE_WAIT_S)
+            if self._outbox.flush():
+                self._work()
+            now_s = time.monotonic()
+            self._status.beat_s = now_s
+            if now_s >= next_beat_s:
+                self._beat()
+                next_beat_s = now_s + HEARTBEAT_S
+            self._serve_calls()
+            self._drain(now_s)
+        self._events.flush()
+
+    # ------------------------------------------------------------ receive
+
+    def _receive(self, timeout_s: float) -> None:
+        if timeout_s and not self._mailbox.wait(timeout_s):
+            return
+        for sender, body, payload in self._mailbox.drain():
+            try:
+                message = api.decode_to_worker(body)
+            except msgspec.DecodeError as error:
+                log.warning("dropped a message of %d bytes from %s: %s", len(body), sender, error)
+                continue
+            self._handle(sender, message, payload)
+
+    def _handle(self, sender: str, message: api.ToWorker, payload: bytes | None) -> None:
+        match message:
+            case api.Step():
+                self._looping.receive(message, payload)
+            case api.Ack():
+                self._single.acknowledged(message.slots)
+                self._outbox.acknowledge(message.slots)
+            case api.Start() | api.Move():
+                self._looping.start(sender, message.specs)
+            case api.Work() | api.Fetch():
+                self._single.receive(sender, message)
+            case api.Release() | api.Cancel():
+                self._looping.release(message.sessions, message.epochs)
+                self._single.release(message.sessions, message.epochs)
+            case api.Route():
+                self._looping.add_path(sender, message)
+            case api.Unroute():
+                self._looping.remove_paths(message.paths)
+                for address in message.dead:
+                    self._outbox.forget(address)
+            case api.Introduce():
+                self._on_introduce(sender, message)
+            case api.Drain():
+                self._start_drain(message.deadline_s)
+            case _:
+                assert_never(message)
+
+    def _on_introduce(self, router: str, message: api.Introduce) -> None:
+        if message.wire != api.WIRE_VERSION:
+            log.error(
+                "router %s speaks wire version %d, this worker %d", router, message.wire, api.WIRE_VERSION
+            )
+            return
+        self._looping.forget_router(router)
+        self._single.forget_router(router)
+        self._introduce(router)
+
+    def _introduce(self, router: str) -> None:
+        s = self._settings
+        hello = api.Hello(
+            api.WIRE_VERSION, self._pipeline.name, s.stages, s.replica, s.bundle, s.device,
+            s.slots, s.kv_tokens, s.max_batch, self._mailbox.address, s.pid, s.node, self._is_looping,
+        )  # fmt: skip
+        self._mailbox.send(router, hello)
+        # Credit goes first, so that a router that hears `Ready` can bind at once.
+        self._granted.pop(router, None)
+        self._grant()
+        is_ready = self._status.state is WorkerState.READY
+        self._mailbox.send(router, api.Ready(s.replica) if is_ready else api.Draining(s.replica))
+
+    # ------------------------------------------------------------ work
+
+    def _has_work(self) -> bool:
+        if self._outbox.is_blocked:
+            return False
+        return self._looping.has_work() or self._single.has_work()
+
+    def _work(self) -> None:
+        if self._is_looping:
+            self._looping.run_one()
+        else:
+            self._single.run_one()
+
+    def _serve_calls(self) -> None:
+        try:
+            body, answer = self._status.calls.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            answer.set_result(self._executor.single(body))
+        except StageError as error:
+            answer.set_exception(error)
+
+    # ------------------------------------------------------------ life
+
+    def _beat(self) -> None:
+        s, status = self._settings, self._status
+        status.held = len(self._looping) + len(self._single)
+        status.reserved = self._looping.reserved
+        uses = [status.use[stage] for stage in s.stages]
+        beat = api.Heartbeat(
+            s.replica, status.state.value, status.held, status.reserved,
+            [use.busy_s for use in uses], [use.batches for use in uses], [use.rows for use in uses],
+        )  # fmt: skip
+        for router in s.routers:
+            self._mailbox.send(router, beat)
+        self._grant()
+        self._events.flush()
+
+    def _grant(self) -> None:
+        """Tells each router how much it may hold: what it holds plus an equal share of the rest."""
+        s = self._settings
+        share = len(s.routers)
+        for router in s.routers:
+            if self._status.state is not WorkerState.READY:
+                grant = (0, 0)
+            elif share == 1:
+                grant = (s.slots, s.kv_tokens)
+            else:
+                held, reserved = self._looping.held_by(router)
+                held += self._single.held_by(router)
+                all_held = len(self._looping) + len(self._single)
+                grant = (
+                    held + max(0, s.slots - all_held) // share,
+                    reserved + max(0, s.kv_tokens - self._looping.reserved) // share,
+                )
+            if self._granted.get(router) != grant:
+                self._granted[router] = grant
+                self._mailbox.send(router, api.Credit(s.replica, *grant))
+
+    def _start_drain(self, deadline_s: float) -> None:
+        if self._status.state is not WorkerState.READY:
+            return
+        self._status.state = advance(self._status.state, WorkerState.DRAINING)
+        self._drain_until_s = time.monotonic() + min(deadline_s, self._settings.drain_s)
+        self._events.write("draining", replica=self._settings.replica)
+        for router in self._settings.routers:
+            self._mailbox.send(router, api.Draining(self._settings.replica))
+        self._grant()
+
+    def _drain(self, now_s: float) -> None:
+        if self._status.drain:
+            self._start_drain(self._settings.drain_s)
+        if self._drain_until_s is None:
+            return
+        is_empty = not len(self._looping) and not len(self._single) and not self._ring.ledger.slots
+        if is_empty or now_s >= self._drain_until_s:
+            if not is_empty:
+                log.warning("drain time is over with %d sessions held", len(self._looping))
+            for router in self._settings.routers:
+                self._mailbox.send(router, api.Bye(self._settings.replica))
+            self._status.state = advance(self._status.state, WorkerState.STOPPED)

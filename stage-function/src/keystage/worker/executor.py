@@ -1,0 +1,204 @@
+"""The port between the engine loop and what computes: a torch model, or an emulated device.
+
+The engine moves bytes and never imports torch, so that emulated workers start in a fraction of
+the time. An `Activation` is a row-major [rows, ...] block of bytes with its type and shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from keystage.wire.api import StepRows
+
+
+class StageError(Exception):
+    """Compute failed for a whole wave or batch; the message names the cause.
+
+    Attributes:
+        retryable: whether another try may succeed (for example after an out-of-memory).
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Activation:
+    """Bytes of a tensor.
+
+    Attributes:
+        dtype: element type name.
+        shape: elements per axis; axis 0 runs over tokens (looping) or is the item's own.
+        data: the bytes, C order, format `B`.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Result of a wave: an activation for the next stage, or after the last stage its tokens.
+
+    Attributes:
+        activation: output of a stage that is not the last, shape [sum(counts), hidden].
+        tokens: sampled token per row, -1 where the row does not sample.
+    """
+
+    activation: Activation | None
+    tokens: list[int]
+
+
+class Executor(Protocol):
+    """Computes the stages a worker hosts."""
+
+    def open(self, session: int, tokens: int) -> None:
+        """Makes (or resets) the state of a session with room for `tokens` positions."""
+
+    def close(self, session: int) -> None:
+        """Frees the state of a session; unknown ones are ignored."""
+
+    def step(
+        self, first: int, last: int, ids: Sequence[int], activation: Activation | None, rows: StepRows
+    ) -> StepOutput:
+        """Runs stages first..last (all hosted here) on one wave.
+
+        Args:
+            first: first stage index.
+            last: last stage index.
+            ids: token ids when first is 0, else empty.
+            activation: input when first is not 0.
+            rows: the wave.
+
+        Raises:
+            StageError: the wave failed.
+        """
+
+    def batch(self, stage: int, inputs: Sequence[Activation]) -> list[Activation]:
+        """Runs one single-pass batch, one output per input.
+
+        Raises:
+            StageError: the batch failed.
+        """
+
+    def single(self, body: bytes) -> bytes:
+        """Runs the hosted stages alone on one safetensors body (`POST /` of a stage).
+
+        Raises:
+            StageError: the body does not fit the stage.
+        """
+
+    def warm_up(self) -> None:
+        """Runs once, so that the first request does not pay for lazy initialisation."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EmulatedDevice:
+    """Service time of an emulated device: alpha_s * b + beta_s for b rows.
+
+    Attributes:
+        alpha_s: seconds per row.
+        beta_s: seconds per batch.
+        load_s: seconds a start takes (loading parameters).
+    """
+
+    alpha_s: float = 0.0
+    beta_s: float = 0.0
+    load_s: float = 0.0
+
+
+def parse_emulated(spec: str) -> EmulatedDevice:
+    """Reads `emulated`, `emulated:alpha=0.001,beta=0.004,load=0.2` (seconds).
+
+    Raises:
+        ValueError: names the unknown key or the value that is no non-negative number.
+    """
+    values = {"alpha": 0.0, "beta": 0.0, "load": 0.0}
+    _, _, rest = spec.partition(":")
+    for part in filter(None, rest.split(",")):
+        key, _, text = part.partition("=")
+        if key not in values:
+            raise ValueError(f"device {spec!r}: unknown key {key!r}, known are {', '.join(values)}")
+        try:
+            values[key] = float(text)
+        except ValueError:
+            raise ValueError(f"device {spec!r}: {key}={text!r} is not a number of seconds") from None
+        if not 0 <= values[key] < 3600:
+            raise ValueError(f"device {spec!r}: {key}={text} must be in [0, 3600) seconds")
+    return EmulatedDevice(values["alpha"], values["beta"], values["load"])
+
+
+def emulated_token(session: int, position: int, vocab_size: int) -> int:
+    """The token an emulated model "samples": a hash of (session, position), splitmix64."""
+    x = (session * 0x9E3779B97F4A7C15 + position + 1) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (x ^ (x >> 31)) % vocab_size
+
+
+class EmulatedExecutor:
+    """Sleeps for the device time and moves real bytes; everything around it is real.
+
+    Args:
+        device: service time.
+        stages: number of stages of the pipeline.
+        activation_bytes: bytes per row of every stage's output.
+        vocab_size: number of token ids.
+    """
+
+    def __init__(self, device: EmulatedDevice, stages: int, activation_bytes: int, vocab_size: int) -> None:
+        self._device = device
+        self._stages = stages
+        self._activation_bytes = activation_bytes
+        self._vocab_size = vocab_size
+        self._buffer = memoryview(bytearray(activation_bytes))
+
+    def open(self, session: int, tokens: int) -> None:
+        """Keeps no state."""
+
+    def close(self, session: int) -> None:
+        """Keeps no state."""
+
+    def step(
+        self, first: int, last: int, ids: Sequence[int], activation: Activation | None, rows: StepRows
+    ) -> StepOutput:
+        """Sleeps once per stage; tokens come from `emulated_token`."""
+        self._sleep(len(rows.sessions) * 1.0, stages=last - first + 1)
+        if last == self._stages - 1:
+            tokens = [
+                emulated_token(session, position + count, self._vocab_size) if sample else -1
+                for session, position, count, sample in zip(
+                    rows.sessions, rows.positions, rows.counts, rows.sample, strict=True
+                )
+            ]
+            return StepOutput(None, tokens)
+        nbytes = sum(rows.counts) * self._activation_bytes
+        if self._buffer.nbytes < nbytes:
+            self._buffer = memoryview(bytearray(nbytes))
+        shape = (sum(rows.counts), self._activation_bytes)
+        return StepOutput(Activation("uint8", shape, self._buffer[:nbytes]), [])
+
+    def batch(self, stage: int, inputs: Sequence[Activation]) -> list[Activation]:
+        """Sleeps, then hands every input on unchanged."""
+        self._sleep(float(len(inputs)), stages=1)
+        return [Activation(item.dtype, item.shape, memoryview(bytes(item.data))) for item in inputs]
+
+    def single(self, body: bytes) -> bytes:
+        """Sleeps as for one row and returns the body."""
+        self._sleep(1.0, stages=1)
+        return body
+
+    def warm_up(self) -> None:
+        """Sleeps for the start-up time."""
+        if self._device.load_s:
+            time.sleep(self._device.load_s)
+
+    def _sleep(self, rows: float, stages: int) -> None:
+        seconds = (self._device.alpha_s * rows + self._device.beta_s) * stages
+        if seconds > 0:
+            time.sleep(seconds)

@@ -1,0 +1,131 @@
+"""The worker's HTTP face: alive, ready, metrics, and one stage alone. A thread beside the engine.
+
+`/_/health` is 200 in all states but `failed`, and while the engine loop beats; `/_/ready` is 200
+only in `ready`, that is when weights are resident and a warm-up ran. `POST /` takes and answers
+safetensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import uvicorn
+
+from keystage.wire.metrics import Sample, expose
+from keystage.worker.executor import StageError
+from keystage.worker.settings import Status
+from keystage.worker.states import is_alive, is_ready
+
+BEAT_LIMIT_S = 30.0
+"""An engine loop silent for this long hangs; one CPU wave or batch takes far less."""
+MAX_BODY_BYTES = 256 * 1024 * 1024
+CALL_TIMEOUT_S = 120.0
+
+
+class WorkerHttp:
+    """A bare ASGI application over the worker's status.
+
+    Args:
+        status: shared with the engine.
+        pipeline: label of the metrics.
+        replica: label of the metrics.
+    """
+
+    def __init__(self, status: Status, pipeline: str, replica: str) -> None:
+        self._status = status
+        self._labels = {"pipeline": pipeline, "replica": replica}
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI entry."""
+        if scope["type"] != "http":
+            return
+        path, method = scope["path"], scope["method"]
+        status, body = 404, f"no such path: {path}\n".encode()
+        if path == "/_/health":
+            status, body = self._health()
+        elif path == "/_/ready":
+            state = self._status.state
+            status, body = (200 if is_ready(state) else 503), state.value.encode()
+        elif path == "/metrics":
+            status, body = 200, expose(self._samples())
+        elif path == "/":
+            if method == "POST":
+                status, body = await self._single(receive)
+            else:
+                status, body = 405, b"POST a safetensors body\n"
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(b"content-length", str(len(body)).encode())],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    def _health(self) -> tuple[int, bytes]:
+        status = self._status
+        if not is_alive(status.state):
+            return 503, f"failed: {status.reason}\n".encode()
+        silent_s = time.monotonic() - status.beat_s
+        if status.beat_s and silent_s > BEAT_LIMIT_S:
+            return 503, f"engine loop silent for {silent_s:.1f} s (bound {BEAT_LIMIT_S:.0f} s)\n".encode()
+        return 200, status.state.value.encode()
+
+    async def _single(self, receive: Any) -> tuple[int, bytes]:
+        if not is_ready(self._status.state):
+            return 503, f"worker is {self._status.state.value}\n".encode()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return 499, b""
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > MAX_BODY_BYTES:
+                return 413, f"body exceeds {MAX_BODY_BYTES} bytes\n".encode()
+            if not message.get("more_body"):
+                break
+        answer: Future[bytes] = Future()
+        try:
+            self._status.calls.put_nowait((b"".join(parts), answer))
+        except queue.Full:
+            return 429, b"64 calls wait already\n"
+        try:
+            return 200, await asyncio.wait_for(asyncio.wrap_future(answer), CALL_TIMEOUT_S)
+        except StageError as error:
+            return 400, f"{error}\n".encode()
+        except TimeoutError:
+            return 504, f"no answer within {CALL_TIMEOUT_S:.0f} s\n".encode()
+
+    def _samples(self) -> list[Sample]:
+        status, labels = self._status, self._labels
+        samples = [
+            Sample("keystage_worker_sessions", labels, status.held),
+            Sample("keystage_worker_kv_tokens", labels, status.reserved),
+        ]
+        for stage, use in status.use.items():
+            by_stage = {**labels, "stage": str(stage)}
+            samples += [
+                Sample("keystage_stage_busy_seconds", by_stage, use.busy_s),
+                Sample("keystage_stage_batches", by_stage, use.batches),
+                Sample("keystage_stage_rows", by_stage, use.rows),
+            ]
+        return samples
+
+
+def serve(app: WorkerHttp, listening: socket.socket) -> threading.Thread:
+    """Runs the application in a daemon thread until the process ends."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=130
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)
+    thread.start()
+    return thread

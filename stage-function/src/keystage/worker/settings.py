@@ -1,0 +1,71 @@
+"""What the parts of a worker share: its settings, its status, the use of its stages.
+
+No logic: `config` fills the settings from the environment, `engine` writes the status, `http`
+reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+from concurrent.futures import Future
+
+from keystage.worker.states import WorkerState
+
+
+@dataclasses.dataclass(slots=True)
+class StageUse:
+    """Cumulative use of one hosted stage: seconds of compute, batches, rows."""
+
+    busy_s: float = 0.0
+    batches: int = 0
+    rows: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Status:
+    """What the HTTP thread may read, and how it asks for a drain or a `single` call."""
+
+    state: WorkerState = WorkerState.LOADING
+    beat_s: float = 0.0
+    reason: str = ""
+    drain: bool = False
+    held: int = 0
+    reserved: int = 0
+    use: dict[int, StageUse] = dataclasses.field(default_factory=dict)
+    calls: queue.Queue[tuple[bytes, Future[bytes]]] = dataclasses.field(
+        default_factory=lambda: queue.Queue(maxsize=64)
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the engine needs to know about itself.
+
+    Attributes:
+        replica: unique name.
+        stages: hosted stages, ascending.
+        routers: inbox addresses of the routers to serve.
+        bundle: identity of the parameters.
+        device: device name for `Hello`.
+        slots: sessions or items in flight.
+        kv_tokens: KV positions, 0 for single-pass.
+        max_batch: rows of a wave or batch.
+        wave_tokens: token budget of a wave.
+        drain_s: longest drain.
+        node: host identity.
+        pid: process id.
+    """
+
+    replica: str
+    stages: tuple[int, ...]
+    routers: tuple[str, ...]
+    bundle: str
+    device: str
+    slots: int
+    kv_tokens: int
+    max_batch: int
+    wave_tokens: int
+    drain_s: float
+    node: str
+    pid: int
