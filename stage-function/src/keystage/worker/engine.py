@@ -32,6 +32,8 @@ from keystage.worker.states import WorkerState, advance
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+ACK_DELAY_S = 0.02
+"""An idle worker keeps acknowledgements back this long: a full ring waits no longer than that."""
 IDLE_WAIT_S = 0.2
 """Longest sleep of an idle loop: a bound on how late a drain or an HTTP call is noticed."""
 
@@ -100,8 +102,11 @@ class Engine:
     # ------------------------------------------------------------ receive
 
     def _receive(self, timeout_s: float) -> None:
-        if timeout_s and not self._mailbox.wait(timeout_s):
-            return
+        if timeout_s:
+            if self._outbox.owes and not self._mailbox.wait(ACK_DELAY_S):
+                self._outbox.pay()
+            if not self._mailbox.wait(timeout_s):
+                return
         for sender, body, payload in self._mailbox.drain():
             try:
                 message = api.decode_to_worker(body)

@@ -151,7 +151,7 @@ class LoopingWork:
                 log.warning("wave %d of path %d lost its tensor: %s", step.wave, step.path, error)
         self._run(step, [], activation)
         if step.ref is not None and step.ref.pid:
-            self._outbox.send(step.sender, api.Ack([step.ref.slot]))
+            self._outbox.taken(step.sender, step.ref.slot)
 
     def _run(self, step: api.Step, ids: list[int], activation: Activation | None) -> None:
         first, last = step.stage, step.stage

@@ -13,6 +13,9 @@ from keystage.wire.mailbox import Mailbox
 from keystage.wire.ring import Ring
 from keystage.worker.executor import Activation
 
+ACK_BATCH = 16
+"""Acknowledgements gathered for one peer: a message costs more CPU than a small wave's compute."""
+
 BuildMessage = Callable[[api.TensorRef], api.Message]
 
 
@@ -30,6 +33,7 @@ class TensorOutbox:
         self._kept: deque[tuple[str, Activation, BuildMessage]] = deque()
         self._slots_of: dict[str, set[int]] = {}
         self._peer_of: dict[int, str] = {}
+        self._owed: dict[str, list[int]] = {}
 
     @property
     def address(self) -> str:
@@ -68,6 +72,24 @@ class TensorOutbox:
             self._kept.popleft()
         return True
 
+    @property
+    def owes(self) -> bool:
+        """Whether acknowledgements wait to be sent."""
+        return bool(self._owed)
+
+    def taken(self, producer: str, slot: int) -> None:
+        """A producer's tensor was used up here: its `Ack` goes out with others of the same peer."""
+        owed = self._owed.setdefault(producer, [])
+        owed.append(slot)
+        if len(owed) >= ACK_BATCH:
+            self._mailbox.send(producer, api.Ack(self._owed.pop(producer)))
+
+    def pay(self) -> None:
+        """Sends every acknowledgement that waits."""
+        for producer, slots in self._owed.items():
+            self._mailbox.send(producer, api.Ack(slots))
+        self._owed.clear()
+
     def acknowledge(self, slots: list[int]) -> None:
         """Receivers have taken these tensors."""
         for slot in slots:
@@ -79,6 +101,7 @@ class TensorOutbox:
     def forget(self, peer: str) -> None:
         """A peer died: frees the slots it owned and drops what was kept back for it."""
         self.acknowledge(list(self._slots_of.pop(peer, ())))
+        self._owed.pop(peer, None)
         self._kept = deque(entry for entry in self._kept if entry[0] != peer)
         self._mailbox.forget(peer)
 

@@ -142,13 +142,9 @@ class SinglePassWork:
         return [Activation(ref.dtype, ref.shape, self._rings.view(ref)) for ref in batch.refs]
 
     def _acknowledge(self, batch: api.Work | api.Fetch) -> None:
-        if not isinstance(batch, api.Fetch):
-            return
-        slots: dict[str, list[int]] = {}
-        for producer, ref in zip(batch.producers, batch.refs, strict=True):
-            slots.setdefault(producer, []).append(ref.slot)
-        for producer, taken in slots.items():
-            self._outbox.send(producer, api.Ack(taken))
+        if isinstance(batch, api.Fetch):
+            for producer, ref in zip(batch.producers, batch.refs, strict=True):
+                self._outbox.taken(producer, ref.slot)
 
     def _park(
         self,

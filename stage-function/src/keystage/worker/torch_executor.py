@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from keystage.worker.sampling import SamplingError, sample
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
@@ -21,6 +20,7 @@ from keystage.models.base import StageError as ModelStageError
 from keystage.models.loading import load_stage, warm_up
 from keystage.wire.api import StepRows
 from keystage.worker.executor import Activation, StageError, StepOutput
+from keystage.worker.sampling import SamplingError, sample
 
 _SINGLE_SLOT = -1
 """Slot of `POST /` calls; session numbers are never negative, and the warm-up is over."""
