@@ -1,0 +1,41 @@
+"""The list of model families this program can serve. A new family is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keystage.bundle.errors import SplitError
+from keystage.models.base import Family
+from keystage.models.llama import LlamaFamily
+
+_FAMILIES: tuple[Family, ...] = (LlamaFamily(),)
+
+
+def family_named(name: str) -> Family:
+    """The family with this name, as `pipeline.json` has it.
+
+    Raises:
+        SplitError: unknown family.
+    """
+    for family in _FAMILIES:
+        if family.name == name:
+            return family
+    raise SplitError(f"model family {name!r} is unknown: known are {', '.join(f.name for f in _FAMILIES)}")
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family that serves a model with this config.json.
+
+    Raises:
+        SplitError: no family does.
+    """
+    architectures = config.get("architectures") or []
+    for family in _FAMILIES:
+        if any(name in family.architectures for name in architectures):
+            return family
+        if not architectures and config.get("model_type") == family.name:
+            return family
+    known = ", ".join(name for family in _FAMILIES for name in family.architectures)
+    found = ", ".join(map(str, architectures)) or f"model_type {config.get('model_type')!r}"
+    raise SplitError(f"architecture {found} is unknown: known are {known}")

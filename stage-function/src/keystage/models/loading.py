@@ -1,0 +1,148 @@
+"""From a bundle to a running stage: one sequential read, checked, then viewed in place.
+
+Used by the worker between `loading` and `warming`, and by `keystage profile`. The file is read
+into one buffer (not mapped: mapped reads are slow on network file systems), its chunk hashes are
+checked on that buffer, and parameters are views of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from keystage.bundle import store
+from keystage.bundle.api import Pipeline
+from keystage.bundle.dtypes import FLOAT_NAMES
+from keystage.bundle.errors import BundleError
+from keystage.bundle.hashing import buffer_chunks
+from keystage.bundle.safetensors_file import parse_header, read_range
+from keystage.models.base import LoadedStage, Row, StageRole, torch_dtype
+from keystage.models.families import family_named
+
+_WARM_TOKENS = 16
+_WARM_BATCHES = (1, 2, 4, 8)
+
+
+def role_of(pipeline: Pipeline, stage_index: int) -> StageRole:
+    """Which part of the model a stage is.
+
+    Raises:
+        BundleError: no such stage.
+    """
+    first, end = store.stage_of(pipeline, stage_index).layers
+    return StageRole(first, end, stage_index == 0, stage_index == len(pipeline.stages) - 1)
+
+
+def read_stage(
+    bundle_dir: str | os.PathLike[str], pipeline: Pipeline, stage_index: int, *, check: bool = True
+) -> dict[str, torch.Tensor]:
+    """Reads the parameters of a stage, as views of one buffer on the CPU.
+
+    Args:
+        bundle_dir: folder or `file://` address of the bundle.
+        pipeline: its description.
+        stage_index: which stage.
+        check: whether chunk hashes are compared; False only where they were before.
+
+    Raises:
+        BundleError: no such stage; missing, truncated or altered file.
+    """
+    stage = store.stage_of(pipeline, stage_index)
+    folder = store.bundle_path(bundle_dir)
+    store.check_size(folder, stage)
+    path = folder / stage.file
+    header = parse_header(path)
+    buffer = torch.empty(stage.nbytes, dtype=torch.uint8)
+    body = buffer.numpy().data
+    read_range(path, 0, body)
+    if check:
+        store.check_chunks(path, stage, pipeline.dtype, buffer_chunks(body))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, entry in header.tensors.items():
+        start, end = (header.data_start + offset for offset in entry.data_offsets)
+        if entry.dtype not in FLOAT_NAMES:
+            raise BundleError(f"{path}: tensor {name} has type {entry.dtype}, a floating type is expected")
+        flat = buffer[start:end].view(getattr(torch, FLOAT_NAMES[entry.dtype]))
+        tensors[name] = flat.view(entry.shape)
+    return tensors
+
+
+def load_stage(
+    bundle_dir: str | os.PathLike[str],
+    pipeline: Pipeline,
+    stage_index: int,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    *,
+    check: bool = True,
+) -> LoadedStage:
+    """Loads a stage onto a device.
+
+    Args:
+        bundle_dir: folder or `file://` address of the bundle.
+        pipeline: its description.
+        stage_index: which stage.
+        device: `cpu`, `cuda`, `cuda:N`.
+        dtype: `fp32`, `bf16`, `fp16` or a torch type; the bundle's own when None.
+        check: see `read_stage`.
+
+    Raises:
+        BundleError: see `read_stage`; or a parameter is missing.
+        SplitError: unknown family or type name.
+    """
+    tensors = read_stage(bundle_dir, pipeline, stage_index, check=check)
+    return build_stage(pipeline, stage_index, tensors, device, dtype)
+
+
+def build_stage(
+    pipeline: Pipeline,
+    stage_index: int,
+    tensors: Mapping[str, torch.Tensor],
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+) -> LoadedStage:
+    """Makes a stage from parameters that are in memory already; see `load_stage`."""
+    kind = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype or pipeline.dtype)
+    family = family_named(pipeline.family)
+    with torch.inference_mode():
+        return family.build(
+            pipeline.config, role_of(pipeline, stage_index), tensors, torch.device(device), kind
+        )
+
+
+def warm_up(model: LoadedStage) -> None:
+    """Runs prefill and decode once in a few sizes, so that the first request meets warm kernels.
+
+    Opens and closes slots below zero; the sessions a worker holds are not touched.
+    """
+    steps = min(_WARM_TOKENS, model.shape.context_length - 1)
+    slots = [-1 - row for row in range(max(_WARM_BATCHES))]
+    try:
+        for slot in slots:
+            model.open(slot, steps + 1)
+        if steps:
+            for slot in slots:
+                model.forward(sample_input(model, steps), [Row(slot, 0, steps)], [0])
+        for batch in _WARM_BATCHES:
+            rows = [Row(slot, 0, 1) for slot in slots[:batch]]
+            model.forward(sample_input(model, batch), rows, range(batch))
+    finally:
+        for slot in slots:
+            model.close(slot)
+    synchronize(model)
+
+
+def sample_input(model: LoadedStage, tokens: int) -> torch.Tensor:
+    """An input of the right kind for `tokens` tokens, the same at each call."""
+    generator = torch.Generator().manual_seed(tokens)
+    if model.role.is_first:
+        return torch.randint(model.shape.vocab_size, (tokens,), generator=generator)
+    return torch.randn(tokens, model.shape.hidden_size, generator=generator).to(model.device, model.dtype)
+
+
+def synchronize(model: LoadedStage) -> None:
+    """Waits until the device has finished what was queued; returns at once on CPU."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
