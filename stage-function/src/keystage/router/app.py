@@ -66,6 +66,7 @@ async def serve(config: RouterConfig) -> None:
             loop="uvloop",
             http="httptools",
             lifespan="off",
+            proxy_headers=False,
             log_level="warning",
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -49,9 +49,7 @@ class LoopingCore:
 
     def take(self) -> tuple[list[tuple[str, api.Message]], list[Outcome]]:
         """What is to be sent, in order, and what clients are to be told; forgets both."""
-        for address, (sessions, epochs) in self._releases.items():
-            self._sends.append((address, api.Release(sessions, epochs)))
-        self._releases = {}
+        self._send_releases()
         taken = self._sends, self._outcomes
         self._sends, self._outcomes = [], []
         return taken
@@ -107,8 +105,9 @@ class LoopingCore:
         """A worker died (and is out of the fleet): its sessions are rebuilt by replay."""
         gone = {path.number: path for path in self._paths.remove_through(address)}
         lost = [s for s in self._sessions.values() if s.path in gone]
-        for path in gone.values():
-            self._unroute(path, address)
+        for living in self.fleet.workers:
+            paths = [path.number for path in gone.values() if living in path.addresses]
+            self._sends.append((living, api.Unroute(paths, [address])))
         for session in lost:
             session.losses += 1
         for session in reversed(lost):
@@ -180,13 +179,24 @@ class LoopingCore:
                     param="max_tokens",
                 )
 
+    def _refuse_unfit(self, session: Session, now_s: float) -> bool:
+        """Whether the first in the queue had to be refused: no worker that came since can hold it."""
+        try:
+            self._check_fits(session.reservation)
+        except InvalidRequest as refusal:
+            self._refuse(session, refusal, now_s)
+            return True
+        return False
+
     def _bind(self, now_s: float) -> None:
         started: dict[str, list[api.SessionSpec]] = {}
         while self._queue:
             session = self._queue[0]
             addresses = self.fleet.choose_path(session.reservation)
             if addresses is None:
-                break
+                if not self._refuse_unfit(session, now_s):
+                    break
+                continue
             self._queue.popleft()
             path = self._path(addresses)
             self.fleet.hold(addresses, session.reservation)
@@ -200,6 +210,8 @@ class LoopingCore:
             else:
                 self.replayed_tokens += len(session.tokens)
             started.setdefault(path.owner, []).append(session.spec())
+        # Room is made before it is given away: a wave of the new session may be quick.
+        self._send_releases()
         for owner, specs in started.items():
             self._sends.append((owner, api.Start(specs)))
         self._count()
@@ -237,13 +249,9 @@ class LoopingCore:
             self.moves += 1
             self.replayed_tokens += len(session.tokens)
             moved.setdefault(path.owner, []).append(session.spec())
+        self._send_releases()
         for owner, specs in moved.items():
             self._sends.append((owner, api.Move(specs)))
-
-    def _unroute(self, path: Path, dead: str) -> None:
-        for address in set(path.addresses) - {dead}:
-            if address in self.fleet.workers:
-                self._sends.append((address, api.Unroute([path.number], [dead])))
 
     def _requeue(self, session: Session, path: Path) -> None:
         """Back to the front of the queue; what the living workers of its path hold is freed."""
@@ -259,6 +267,11 @@ class LoopingCore:
                 sessions, epochs = self._releases.setdefault(address, ([], []))
                 sessions.append(session.number)
                 epochs.append(session.epoch)
+
+    def _send_releases(self) -> None:
+        for address, (sessions, epochs) in self._releases.items():
+            self._sends.append((address, api.Release(sessions, epochs)))
+        self._releases = {}
 
     def _refuse(self, session: Session, refusal: Refusal, now_s: float) -> None:
         state = SessionState.REFUSED if isinstance(refusal, TooLate) else SessionState.FAILED

@@ -65,7 +65,9 @@ class RouterNode:
         self._node = node_identity()
         self.incarnation = uuid.uuid4().hex
         # Numbers of different incarnations never meet: microseconds since 2020 leave room for 2^63.
-        first = int((time.time() - 1_577_836_800) * 1_000_000)
+        # Routers of one pipeline may start within a millisecond: the factor keeps 8 million apart.
+        first = int((time.time() - 1_577_836_800) * 1_000_000) * 8192
+        self._first = first
         self.fleet = Fleet(len(pipeline.stages), pipeline.name)
         self._looping: LoopingCore | None = None
         self._single: SinglePassCore | None = None
@@ -238,7 +240,7 @@ class RouterNode:
     def _handle(self, sender: str, message: api.FromWorker, now_s: float) -> None:
         if not isinstance(message, api.Hello) and sender not in self.fleet.workers:
             if not isinstance(message, api.Bye):
-                self._mailbox.send(sender, api.Introduce(api.WIRE_VERSION))
+                self._mailbox.send(sender, api.Introduce(api.WIRE_VERSION, self._first))
             return
         match message:
             case api.Tokens() | api.Parked() | api.Results() | api.Failed():
@@ -284,6 +286,9 @@ class RouterNode:
                 "%s speaks wire version %d, this router %d", message.replica, message.wire, api.WIRE_VERSION
             )
             return
+        known = self.fleet.workers.get(sender)
+        if known is not None and known.hello.pid != message.pid:
+            self._lost(sender, "replaced")
         refused = self.fleet.hello(sender, message, now_s)
         if refused is not None:
             log.error("refused a worker: %s", refused)
@@ -302,12 +307,14 @@ class RouterNode:
             self._lost(address, "exited")
             return
         self._pidfds[address] = fd
-        self._loop.add_reader(fd, self._on_exit, address)
+        self._loop.add_reader(fd, self._on_exit, address, pid)
 
-    def _on_exit(self, address: str) -> None:
+    def _on_exit(self, address: str, pid: int) -> None:
         # What the worker sent before it died is still in the mailbox and counts.
         self._on_readable()
-        self._lost(address, "exited")
+        worker = self.fleet.workers.get(address)
+        if worker is not None and worker.hello.pid == pid:
+            self._lost(address, "exited")
         self._flush()
 
     def _unwatch(self, address: str) -> None:

@@ -21,6 +21,9 @@ from keystage.wire import api
 WAITING_BYTES = 16 * 1024 * 1024
 """Activations that may wait for one stage: a quarter of a producer's ring, so it never fills."""
 
+ACK_GRACE_S = 1.0
+"""A worker gathers acknowledgements for some 20 ms; one that died before it sent them owes them."""
+
 
 class SinglePassCore:
     """Items of one single-pass pipeline.
@@ -55,7 +58,10 @@ class SinglePassCore:
         self._queues: list[deque[Item]] = [deque() for _ in range(fleet.stages)]
         self._sends: list[tuple[str, api.Message]] = []
         self._outcomes: list[Outcome] = []
-        self._ask_again_s: float | None = None
+        # (number, epoch) -> (consumer, producer) while a consumer owes the producer an Ack.
+        self._fetched: dict[tuple[int, int], tuple[str, str]] = {}
+        # The same with its time once the consumer reported: its Ack follows within `ACK_GRACE_S`.
+        self._consumed: deque[tuple[float, tuple[int, int], tuple[str, str]]] = deque()
 
     def take(self) -> tuple[list[tuple[str, api.Message]], list[Outcome]]:
         """What is to be sent, in order, and what clients are to be told; forgets both."""
@@ -106,6 +112,9 @@ class SinglePassCore:
 
     def worker_lost(self, address: str, now_s: float) -> None:
         """A worker died (and is out of the fleet): what it served or held starts over."""
+        for living in self.fleet.workers:
+            self._sends.append((living, api.Unroute([], [address])))
+        self._forget_fetched(address)
         for item in list(self._items.values()):
             if item.worker == address or (item.producer == address and item.state is SessionState.QUEUED):
                 self._start_over(item, now_s, f"worker at {address} died")
@@ -113,6 +122,7 @@ class SinglePassCore:
 
     def failed(self, message: api.Failed, now_s: float) -> None:
         """A batch failed at a worker."""
+        self._acknowledged(message.sessions, message.epochs, now_s)
         for number, epoch in zip(message.sessions, message.epochs, strict=True):
             item = self._items.get(number)
             if item is None or item.epoch != epoch or item.worker is None:
@@ -126,6 +136,7 @@ class SinglePassCore:
     def parked(self, address: str, message: api.Parked, now_s: float) -> None:
         """Outputs of a stage wait at their producer: their items queue for the next stage."""
         stage = message.stage
+        self._acknowledged(message.sessions, message.epochs, now_s)
         gone: tuple[list[int], list[int]] = ([], [])
         self.fleet.give_back([address], slots=self._still_held(message.sessions, message.epochs, address))
         for number, epoch, ref in zip(message.sessions, message.epochs, message.refs, strict=True):
@@ -141,12 +152,12 @@ class SinglePassCore:
             self._queues[stage + 1].append(item)
         if gone[0]:
             self._sends.append((address, api.Release(*gone)))
-        self._dispatch(stage + 1, now_s)
-        self._dispatch(stage, now_s)
+        self._dispatch_all(now_s)
 
     def results(self, address: str, message: api.Results, now_s: float) -> None:
         """The last stage is done."""
         stage = message.stage
+        self._acknowledged(message.sessions, message.epochs, now_s)
         self.fleet.give_back([address], slots=self._still_held(message.sessions, message.epochs, address))
         for number, epoch, payload in zip(message.sessions, message.epochs, message.payloads, strict=True):
             item = self._served(number, epoch, stage, message.started_s, message.compute_s, now_s)
@@ -158,12 +169,12 @@ class SinglePassCore:
             self._outcomes.append(Answer(number, payload))
             item.state = advance(item.state, SessionState.FINISHED)
             del self._items[number]
-        self._dispatch(stage, now_s)
-        if stage:
-            self._dispatch(stage - 1, now_s)
+        self._dispatch_all(now_s)
 
     def tick(self, now_s: float) -> None:
         """Refuses what is too late; asks the policy again."""
+        while self._consumed and self._consumed[0][0] < now_s - ACK_GRACE_S:
+            self._consumed.popleft()
         for item in [i for i in self._items.values() if i.deadline_s <= now_s]:
             self._refuse(
                 item,
@@ -224,7 +235,30 @@ class SinglePassCore:
             return
         refs = [item.ref for item in batch if item.ref is not None]
         producers = [item.producer for item in batch if item.producer is not None]
+        for item in batch:
+            assert item.producer is not None
+            self._fetched[item.number, item.epoch] = (address, item.producer)
         self._sends.append((address, api.Fetch(stage, numbers, epochs, refs, producers, more)))
+
+    def _acknowledged(self, numbers: list[int], epochs: list[int], now_s: float) -> None:
+        """The consumer ran the batch, and acknowledges its inputs soon (it gathers them)."""
+        for key in zip(numbers, epochs, strict=True):
+            hop = self._fetched.pop(key, None)
+            if hop is not None:
+                self._consumed.append((now_s, key, hop))
+
+    def _forget_fetched(self, dead: str) -> None:
+        """A dead consumer acknowledges nothing: its producers free the inputs it had."""
+        gone: dict[str, tuple[list[int], list[int]]] = {}
+        hops = [(key, hop) for _, key, hop in self._consumed] + list(self._fetched.items())
+        for key, (consumer, producer) in hops:
+            if dead in (consumer, producer):
+                self._fetched.pop(key, None)
+                if producer in self.fleet.workers:
+                    sessions, epochs = gone.setdefault(producer, ([], []))
+                    sessions.append(key[0])
+                    epochs.append(key[1])
+        self._sends.extend((producer, api.Release(*lists)) for producer, lists in gone.items())
 
     def _served(
         self, number: int, epoch: int, stage: int, started_s: float, compute_s: float, now_s: float

@@ -1,0 +1,97 @@
+"""Refusals of the HTTP face, and how any refusal looks on the wire.
+
+The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`, so that the `openai`
+client raises its matching exception class. Refusals of the core (`router.engine`) pass through
+here unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from keystage.router.engine import InvalidRequest, Refusal
+
+_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "unavailable_error", 504: "timeout_error"}
+
+
+class FieldRefused(InvalidRequest):
+    """One field of a request body is at fault.
+
+    Attributes:
+        code: `unknown_parameter`, `unsupported_parameter`, `unsupported_value`, `invalid_type`,
+            `invalid_value` or `missing_parameter`.
+    """
+
+    def __init__(self, code: str, message: str, *, param: str) -> None:
+        super().__init__(message, param=param)
+        self.code = code
+
+
+class Malformed(InvalidRequest):
+    """The body is not what the path takes at all."""
+
+    code = "malformed_body"
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and max_tokens do not fit the pipeline's context."""
+
+    code = "context_length_exceeded"
+
+
+class UnknownPath(Refusal):
+    """No such path."""
+
+    status = 404
+    code = "unknown_path"
+
+
+class UnknownModel(Refusal):
+    """The request names a model that this pipeline is not."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class MethodNotAllowed(Refusal):
+    """The path exists for other methods; `allow` lists them."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTooLarge(Refusal):
+    """The body is larger than the pipeline takes."""
+
+    status = 413
+    code = "body_too_large"
+
+
+def error_body(refusal: Refusal) -> bytes:
+    """The refusal as OpenAI's error object, in JSON."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": str(refusal),
+                "type": _TYPES.get(refusal.status, "invalid_request_error"),
+                "param": refusal.param,
+                "code": refusal.code,
+            }
+        }
+    )
+
+
+def error_headers(refusal: Refusal) -> list[tuple[bytes, bytes]]:
+    """Headers that belong to the refusal: `retry-after` (whole seconds, rounded up), `allow`."""
+    headers = []
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(refusal.retry_after_s))))
+    if isinstance(refusal, MethodNotAllowed):
+        headers.append((b"allow", refusal.allow.encode()))
+    return headers

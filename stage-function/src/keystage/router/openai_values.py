@@ -1,0 +1,166 @@
+"""Readers of single request values: the right type within the bounds, or a refusal by name.
+
+`router.fields` builds its tables from these. A reader gets the field's name and the decoded JSON
+value (never null) and returns the value to use. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keystage.router.openai_errors import FieldRefused
+
+Reader = Callable[[str, Any], Any]
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 256
+"""Held-back text is compared with every stop string at every token: they must be short."""
+_SHOWN_CHARACTERS = 60
+"""A refusal shows the value it refuses, cut to this."""
+
+
+def shown(value: object) -> str:
+    """The value as it may stand in a message: JSON, cut."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+def wrong_type(name: str, wanted: str, value: object) -> FieldRefused:
+    """Refusal of a value of the wrong type."""
+    return FieldRefused("invalid_type", f"{name} must be {wanted}, not {shown(value)}", param=name)
+
+
+def out_of_range(name: str, wanted: str, value: object) -> FieldRefused:
+    """Refusal of a value of the right type outside its bounds."""
+    return FieldRefused("invalid_value", f"{name} must be {wanted}, not {shown(value)}", param=name)
+
+
+def text(name: str, value: object) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise wrong_type(name, "a string", value)
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise wrong_type(name, "true or false", value)
+    return value
+
+
+def integer(low: int, high: int) -> Reader:
+    """Whole numbers in [low, high]."""
+
+    def read(name: str, value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise wrong_type(name, "a whole number", value)
+        if not low <= value <= high:
+            raise out_of_range(name, f"within [{low}, {high}]", value)
+        return value
+
+    return read
+
+
+def real(low: float, high: float, *, above_low: bool = False) -> Reader:
+    """Finite numbers in [low, high], or (low, high] with `above_low`."""
+    bounds = f"within {'(' if above_low else '['}{low:g}, {high:g}]"
+
+    def read(name: str, value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise wrong_type(name, "a number", value)
+        if not low <= value <= high or (above_low and value == low):  # not-a-number fails the first
+            raise out_of_range(name, bounds, value)
+        return float(value)
+
+    return read
+
+
+def seed(name: str, value: object) -> int:
+    """Any signed or unsigned 64-bit number, as an unsigned one."""
+    number: int = integer(-(2**63), 2**64 - 1)(name, value)
+    return number % 2**64
+
+
+def stops(name: str, value: object) -> tuple[str, ...]:
+    """A string or up to four, none empty."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list) or not all(isinstance(stop, str) for stop in given):
+        raise wrong_type(name, f"a string or a list of up to {MAX_STOPS} strings", value)
+    if len(given) > MAX_STOPS:
+        raise out_of_range(name, f"at most {MAX_STOPS} strings", value)
+    for stop in given:
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise FieldRefused(
+                "invalid_value",
+                f"{name}: a stop string has 1 to {MAX_STOP_CHARACTERS} characters, not {len(stop)}",
+                param=name,
+            )
+    return tuple(given)
+
+
+def stream_options(name: str, value: object) -> bool:
+    """`{"include_usage": bool}`; returns whether usage is wanted."""
+    if not isinstance(value, dict):
+        raise wrong_type(name, "an object", value)
+    include_usage = False
+    for key, inner in value.items():
+        path = f"{name}.{key}"
+        if key == "include_usage":
+            include_usage = inner is not None and flag(path, inner)
+        elif key != "include_obfuscation" or inner not in (None, False):
+            raise FieldRefused("unknown_parameter", f"{path} is not supported", param=path)
+    return include_usage
+
+
+def prompt(name: str, value: object) -> str | list[int]:
+    """A string or a list of token ids; also a list that holds exactly one of these."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong_type(name, "a string or a list of token ids", value)
+    kinds = set(map(type, value))
+    if kinds <= {int}:
+        return value
+    if kinds <= {str, list}:
+        if len(value) != 1:
+            raise FieldRefused(
+                "unsupported_value",
+                f"{name}: one prompt per request is served, not {len(value)}",
+                param=name,
+            )
+        return prompt(name, value[0])
+    raise wrong_type(name, "a string or a list of token ids", value)
+
+
+def neutral(*accepted: object) -> Reader:
+    """Values that ask for nothing; all others are refused."""
+
+    def read(name: str, value: object) -> None:
+        if not any(_is_same(value, other) for other in accepted):
+            wanted = _listed(accepted)
+            raise FieldRefused(
+                "unsupported_value", f"{name} is served only as {wanted}, not {shown(value)}", param=name
+            )
+
+    return read
+
+
+def refused(name: str, value: object) -> None:
+    """A field of the API that is not served at all."""
+    raise FieldRefused("unsupported_parameter", f"{name} is not supported (given {shown(value)})", param=name)
+
+
+def ignored(name: str, value: object) -> None:
+    """A field that its documentation lets a server ignore."""
+
+
+def _listed(values: Sequence[object]) -> str:
+    return " or ".join(shown(value) for value in values)
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Equality that keeps 1 and true apart."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

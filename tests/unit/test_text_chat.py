@@ -1,0 +1,53 @@
+"""Chat templates: rendered as transformers does, and without reach beyond the sandbox."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import jinja2
+import pytest
+
+from keystage.router.engine import InvalidRequest
+from keystage.router.text_chat import ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "<hi> & 'bye'"}]
+
+
+def test_blocks_are_trimmed_and_special_tokens_known() -> None:
+    source = """{{ bos_token }}
+    {% for m in messages %}
+[{{ m['role'] }}] {{ m.content }}
+    {% if loop.last %}{% break %}{% endif %}
+    {% endfor %}
+{% if add_generation_prompt %}GO{% endif %}"""
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES) == "<s>\n[user] <hi> & 'bye'\nGO"
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    assert ChatTemplate("{{ messages[0].content | tojson }}", {}).render(MESSAGES) == "\"<hi> & 'bye'\""
+
+
+def test_template_refuses_messages() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        template.render(MESSAGES)
+    assert caught.value.param == "messages"
+
+
+def test_date_of_today() -> None:
+    year = ChatTemplate("{{ strftime_now('%Y') }}", {}).render(MESSAGES)
+    assert year in {str(dt.datetime.now().astimezone().year), str(dt.datetime.now().astimezone().year - 1)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ raise_exception.__globals__['os'] }}"],
+)
+def test_sandbox_holds(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_broken_template_is_refused_when_loaded() -> None:
+    with pytest.raises(jinja2.TemplateSyntaxError):
+        ChatTemplate("{% for %}", {})
