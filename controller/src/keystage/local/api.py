@@ -13,7 +13,11 @@ restarted without ending a replica. HTTP with JSON bodies over the UNIX socket `
     PUT    /functions/{name}/replicas      Desired -> FunctionRecord (controller only)
     GET    /functions/{name}/logs?tail=&since= -> text, one line each, `replica|unix_s|line`
     GET    /replicas                       -> list[ReplicaRecord]
+    GET    /watch?since=N                  -> View, at once when its version is above N, else as soon as
+                                              anything changes, at the latest after 20 s
     GET    /healthz                        -> 200
+
+Errors are JSON `{"error": "..."}` with status 400 or 404.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
         wake: a request waits for a function at zero.
     """
 
-    override: Override | None | msgspec.UnsetType = msgspec.UNSET
+    override: Override | msgspec.UnsetType | None = msgspec.UNSET
     wake: bool | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -113,3 +117,19 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     ready_at_s: float = 0.0
     restarts: int = 0
     reason: str = ""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at one moment, for those who follow changes.
+
+    Attributes:
+        version: grows with every change within one incarnation.
+        incarnation: changes whenever the supervisor starts.
+        functions: every deployed function.
+        replicas: every process, draining ones of removed functions too.
+    """
+
+    version: int
+    incarnation: str
+    functions: list[FunctionRecord]
+    replicas: list[ReplicaRecord]

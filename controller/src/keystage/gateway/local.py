@@ -1,0 +1,201 @@
+"""Backend over the supervisor's control socket: functions are processes on this machine.
+
+Keeps a view of functions and replicas by a long poll (`GET /watch`), so that reads cost nothing
+and a draining replica leaves the routing within milliseconds. Writes go to the socket and refresh
+the view before they return. It writes functions and intents, never desired replica numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from keystage.gateway.backend import (
+    BackendUnavailable,
+    BadRequest,
+    Endpoint,
+    FunctionState,
+    LogLine,
+    UnknownFunction,
+)
+from keystage.gateway.names import check_name
+from keystage.local.api import Deployment, FunctionRecord, Intent, Override, ReplicaRecord, View
+
+START_S = 10.0
+RETRY_S = 0.1
+REQUEST = aiohttp.ClientTimeout(total=10.0)
+WATCH = aiohttp.ClientTimeout(total=40.0)
+_BASE = "http://supervisor"
+_log = logging.getLogger(__name__)
+
+
+class LocalBackend:
+    """See `gateway.backend.Backend`.
+
+    Args:
+        socket: path of the supervisor's control socket.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._session: aiohttp.ClientSession | None = None
+        self._version = (0, "")
+        self._states: dict[str, FunctionState] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connects and gets a first view."""
+        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(self._socket)))
+        try:
+            async with asyncio.timeout(START_S):
+                while True:
+                    try:
+                        await self._refresh()
+                        break
+                    except BackendUnavailable as error:
+                        _log.info("waiting for the supervisor: %s", error)
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            await self._session.close()
+            raise BackendUnavailable(
+                f"control socket {self._socket} did not answer within {START_S:g} s"
+            ) from None
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Disconnects."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._session is not None:
+            await self._session.close()
+
+    def functions(self) -> Sequence[FunctionState]:
+        """All functions, by name."""
+        return [self._states[name] for name in sorted(self._states)]
+
+    def get(self, name: str) -> FunctionState:
+        """One function."""
+        try:
+            return self._states[name]
+        except KeyError:
+            raise UnknownFunction(f"function {name} is not deployed") from None
+
+    async def changed(self, timeout_s: float) -> None:
+        """Waits until the view changes, at most `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+
+    async def put(self, deployment: Deployment) -> None:
+        """Creates or replaces a function."""
+        check_name(deployment.service)
+        await self._ask("PUT", f"/functions/{deployment.service}", deployment)
+        await self._refresh()
+
+    async def delete(self, name: str) -> None:
+        """Drains and removes a function."""
+        self.get(name)  # so that only names that are some reach a path
+        await self._ask("DELETE", f"/functions/{name}")
+        await self._refresh()
+
+    async def override(self, name: str, replicas: int, expires_at_s: float) -> None:
+        """Writes the override intent."""
+        self.get(name)
+        await self._ask("PUT", f"/functions/{name}/intent", Intent(override=Override(replicas, expires_at_s)))
+        await self._refresh()
+
+    async def wake(self, name: str) -> None:
+        """Writes the wake intent."""
+        self.get(name)
+        await self._ask("PUT", f"/functions/{name}/intent", Intent(wake=True))
+
+    async def logs(self, name: str, *, tail: int | None, since_s: float) -> list[LogLine]:
+        """Output of a function's replicas in order of time."""
+        self.get(name)
+        query = f"?since={since_s:.6f}" + ("" if tail is None else f"&tail={tail}")
+        body = await self._ask("GET", f"/functions/{name}/logs{query}")
+        lines = []
+        for row in body.decode("utf-8", "replace").split("\n")[:-1]:
+            replica, at_s, text = row.split("|", 2)
+            lines.append(LogLine(float(at_s), replica, text))
+        return lines
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._refresh(self._version[0])
+            except BackendUnavailable as error:
+                _log.warning("view is stale: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _refresh(self, since: int = 0) -> None:
+        body = await self._ask("GET", f"/watch?since={since}", timeout=WATCH)
+        view = msgspec.json.decode(body, type=View)
+        version, incarnation = self._version
+        if view.incarnation == incarnation and view.version <= version:
+            return
+        replicas: dict[str, list[ReplicaRecord]] = {}
+        for replica in view.replicas:
+            replicas.setdefault(replica.function, []).append(replica)
+        self._version = (view.version, view.incarnation)
+        self._states = {
+            record.deployment.service: _state(record, replicas.get(record.deployment.service, []))
+            for record in view.functions
+        }
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | None = None,
+        timeout: aiohttp.ClientTimeout = REQUEST,  # noqa: ASYNC109  (aiohttp's own, per request)
+    ) -> bytes:
+        assert self._session is not None, "start() comes first"
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(method, _BASE + path, data=data, timeout=timeout) as answer:
+                content = await answer.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise BackendUnavailable(f"control socket {self._socket}: {error!r}") from error
+        if answer.status < 300:
+            return content
+        message = _message(content)
+        if answer.status == 404:
+            raise UnknownFunction(message)
+        if answer.status == 400:
+            raise BadRequest(message)
+        raise BackendUnavailable(f"control socket {self._socket}: status {answer.status}, {message}")
+
+
+def _message(content: bytes) -> str:
+    try:
+        return msgspec.json.decode(content, type=dict[str, str])["error"]
+    except (msgspec.DecodeError, KeyError):
+        return content[:200].decode("utf-8", "replace")
+
+
+def _state(record: FunctionRecord, replicas: list[ReplicaRecord]) -> FunctionState:
+    wanted = record.desired
+    if record.override is not None and record.override.expires_at_s > time.time():
+        wanted = record.override.replicas
+    if wanted is None:
+        wanted = sum(r.state != "draining" for r in replicas)
+    return FunctionState(
+        deployment=record.deployment,
+        created_at_s=record.created_at_s,
+        replicas=wanted,
+        ready=tuple(Endpoint(r.replica, r.address) for r in replicas if r.state == "ready"),
+        waking=record.wake,
+        trouble=tuple(f"{r.replica}: {r.reason}" for r in replicas if r.state == "failed"),
+    )

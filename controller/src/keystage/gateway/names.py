@@ -1,0 +1,50 @@
+"""Function names as callers write them: `name` or `name.namespace`.
+
+Pure; used by every place that takes a name. There is one namespace, called as OpenFaaS calls it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystage.gateway.backend import BadRequest, UnknownFunction
+
+NAMESPACE = "openfaas-fn"
+MAX_NAME = 63
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def function_name(text: str) -> str:
+    """The function that a name in a path or body means.
+
+    Raises:
+        UnknownFunction: it names another namespace.
+    """
+    name, dot, namespace = text.rpartition(".")
+    if not dot:
+        return text
+    if namespace != NAMESPACE:
+        raise UnknownFunction(f"function {text[:200]} is not deployed: the only namespace is {NAMESPACE}")
+    return name
+
+
+def check_name(name: str) -> None:
+    """Refuses what is no function name, by the rule that OpenFaaS has.
+
+    Raises:
+        BadRequest: names the rule and the name.
+    """
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise BadRequest(
+            f"function name {name[:80]!r} must have at most {MAX_NAME} characters and match {_NAME.pattern}"
+        )
+
+
+def check_namespace(namespace: str) -> None:
+    """Refuses every namespace but ours and none.
+
+    Raises:
+        BadRequest: names it.
+    """
+    if namespace not in ("", NAMESPACE):
+        raise BadRequest(f"namespace {namespace[:80]!r} does not exist: the only one is {NAMESPACE}")

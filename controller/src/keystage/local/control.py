@@ -1,0 +1,137 @@
+"""The control socket: `local.api` over HTTP on a UNIX socket.
+
+Gateway and controller are its clients, `local.supervisor` does the work. Only processes of the
+same user reach it: the socket lies in a folder of mode 0700. It must not hold state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from keystage.local.api import Deployment, Desired, FunctionRecord, Intent
+from keystage.local.errors import BadDeployment, LocalError
+from keystage.local.events import Deployed, Intended, Removed, Scaled
+from keystage.local.supervisor import Supervisor
+
+WATCH_S = 20.0
+MAX_BODY_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except LocalError as error:
+        return _json({"error": str(error)}, error.status)
+
+
+async def _body(request: web.Request, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except msgspec.DecodeError as error:
+        raise BadDeployment(f"body is no {kind.__name__}: {error}") from error
+
+
+def _number(request: web.Request, name: str, default: float) -> float:
+    text = request.query.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise BadDeployment(f"query parameter {name} must be a number of at least 0, not {text!r}")
+    return value
+
+
+class Control:
+    """HTTP server of one supervisor."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY_BYTES)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/functions", self._functions)
+        app.router.add_get("/functions/{name}", self._function)
+        app.router.add_put("/functions/{name}", self._deploy)
+        app.router.add_delete("/functions/{name}", self._remove)
+        app.router.add_put("/functions/{name}/intent", self._intend)
+        app.router.add_put("/functions/{name}/replicas", self._scale)
+        app.router.add_get("/functions/{name}/logs", self._logs)
+        app.router.add_get("/replicas", self._replicas)
+        app.router.add_get("/watch", self._watch)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+
+    async def start(self, path: Path) -> None:
+        """Serves on a UNIX socket."""
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(path)).start()
+
+    async def stop(self) -> None:
+        """Stops serving and removes the socket."""
+        await self._runner.cleanup()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _functions(self, _: web.Request) -> web.Response:
+        return _json(self._supervisor.view().functions)
+
+    async def _function(self, request: web.Request) -> web.Response:
+        return _json(self._record(request))
+
+    async def _deploy(self, request: web.Request) -> web.Response:
+        deployment = await _body(request, Deployment)
+        name = request.match_info["name"]
+        if deployment.service != name:
+            raise BadDeployment(f"service {deployment.service!r} does not match the path's function {name!r}")
+        self._supervisor.handle(Deployed(deployment))
+        return _json(self._record(request))
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        self._supervisor.handle(Removed(request.match_info["name"]))
+        return web.Response(status=204)
+
+    async def _intend(self, request: web.Request) -> web.Response:
+        self._supervisor.handle(Intended(request.match_info["name"], await _body(request, Intent)))
+        return _json(self._record(request))
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        desired = await _body(request, Desired)
+        self._supervisor.handle(Scaled(request.match_info["name"], desired.replicas))
+        return _json(self._record(request))
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        tail = _number(request, "tail", -1.0)
+        rows = await asyncio.to_thread(
+            self._supervisor.log,
+            request.match_info["name"],
+            tail=int(tail) if 0 <= tail < 1e9 else None,
+            since_s=_number(request, "since", 0.0),
+        )
+        return web.Response(text="".join(f"{replica}|{at_s:.6f}|{line}\n" for at_s, replica, line in rows))
+
+    async def _replicas(self, _: web.Request) -> web.Response:
+        return _json(self._supervisor.view().replicas)
+
+    async def _watch(self, request: web.Request) -> web.Response:
+        since = _number(request, "since", 0.0)
+        return _json(await self._supervisor.watch(int(since) if since < 1e18 else 0, WATCH_S))
+
+    def _record(self, request: web.Request) -> FunctionRecord:
+        return self._supervisor.function(request.match_info["name"])

@@ -1,0 +1,58 @@
+"""What can go wrong in the local world, each with its HTTP status and exit code.
+
+Raised by every module of this part; `local.control` turns them into answers, `local.up` into
+exit codes. It must not hold messages: the place that knows bound and actual value writes them.
+"""
+
+from __future__ import annotations
+
+
+class LocalError(Exception):
+    """Base of this part's errors.
+
+    Attributes:
+        status: HTTP status on the control socket.
+        exit_code: exit code of `keystage up`.
+    """
+
+    status = 500
+    exit_code = 1
+
+
+class BadDeployment(LocalError):
+    """A deployment (or a number that goes with it) that can never run here."""
+
+    status = 400
+    exit_code = 2
+
+
+class UnknownFunction(LocalError):
+    """No function of that name is deployed."""
+
+    status = 404
+    exit_code = 2
+
+
+class CorruptState(LocalError):
+    """A file of the state folder cannot be read; names file and line."""
+
+    exit_code = 2
+
+
+class PortInUse(LocalError):
+    """Somebody else listens on the gateway's port."""
+
+    exit_code = 3
+
+
+class HomeLocked(LocalError):
+    """Another `keystage up` holds the state folder."""
+
+    exit_code = 4
+
+
+class NotReady(LocalError):
+    """Something did not become ready within its bound."""
+
+    status = 503
+    exit_code = 5

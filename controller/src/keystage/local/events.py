@@ -1,0 +1,106 @@
+"""What the supervisor tells the ledger, and what the ledger tells the supervisor.
+
+Two closed unions of frozen values: events go in (`local.supervisor` makes them from requests and
+processes), instructions come out. This module must not hold behaviour.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+from keystage.local.api import Deployment, Intent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deployed:
+    """A function was created or replaced."""
+
+    deployment: Deployment
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Removed:
+    """A function was deleted."""
+
+    function: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Intended:
+    """The gateway wrote an intent."""
+
+    function: str
+    intent: Intent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scaled:
+    """The controller wrote desired replicas."""
+
+    function: str
+    replicas: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Started:
+    """A process was started."""
+
+    replica: str
+    pid: int
+    address: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answered:
+    """A replica answered its readiness (while starting) or health probe."""
+
+    replica: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Missed:
+    """A ready replica did not answer its health probe."""
+
+    replica: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exited:
+    """A process is gone, or could not be started; `reason` says how in one line."""
+
+    replica: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed."""
+
+
+Event: TypeAlias = Deployed | Removed | Intended | Scaled | Started | Answered | Missed | Exited | Ticked
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process for this replica."""
+
+    replica: str
+    deployment: Deployment
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Terminate:
+    """Tell the process to finish its work and exit (SIGTERM)."""
+
+    replica: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kill:
+    """End the process at once (SIGKILL)."""
+
+    replica: str
+
+
+Instruction: TypeAlias = Start | Terminate | Kill

@@ -1,0 +1,302 @@
+"""Which replicas there should be and which there are: events in, instructions out.
+
+The supervisor tells the ledger what was asked for (deploy, scale, remove) and what happened to
+processes (started, answered, exited); the ledger answers with what to do (start, terminate,
+kill). Pure: time comes in with each event, nothing is read or started here, so every rule below
+is tested without a process.
+
+A replica's states: starting -> ready -> draining -> gone; failed while a crashed one waits for
+its successor. Scale-down and updates are two-phase: out of routing first (`draining`), told to
+stop `linger_s` later, when whoever routes has seen it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import assert_never
+
+import msgspec
+
+from keystage.local.api import Deployment, FunctionRecord, Intent, ReplicaRecord, ReplicaState
+from keystage.local.errors import UnknownFunction
+from keystage.local.events import (
+    Answered,
+    Deployed,
+    Event,
+    Exited,
+    Instruction,
+    Intended,
+    Kill,
+    Missed,
+    Removed,
+    Scaled,
+    Start,
+    Started,
+    Terminate,
+    Ticked,
+)
+from keystage.local.program import Upkeep, check, check_replicas, upkeep
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bounds:
+    """Time limits in seconds.
+
+    Attributes:
+        linger_s: from leaving the routing to SIGTERM; a watcher is told within milliseconds.
+        drain_s: from SIGTERM to SIGKILL where the function does not say.
+        healthy_s: ready for so long, and an earlier crash is forgotten.
+        start_limit_s: from start to ready.
+        misses: health probes missed in a row before a replica counts as hung.
+    """
+
+    linger_s: float = 0.3
+    drain_s: float = 60.0
+    healthy_s: float = 30.0
+    start_limit_s: float = 600.0
+    misses: int = 3
+
+
+@dataclasses.dataclass(slots=True)
+class _Replica:
+    record: ReplicaRecord
+    number: int
+    drain_s: float
+    misses: int = 0
+    retry_at_s: float = 0.0
+    drain_since_s: float = 0.0
+    terminated: bool = False
+    fault: str = ""
+    """Why we killed it, when we did."""
+
+    @property
+    def state(self) -> ReplicaState:
+        return self.record.state
+
+    def set(self, **changes: object) -> None:
+        self.record = msgspec.structs.replace(self.record, **changes)
+
+
+def backoff_s(restarts: int) -> float:
+    """Seconds to wait before start number `restarts` in a row: 0, 0.5, 1, 2 ... 30."""
+    return 0.0 if restarts <= 1 else min(30.0, 0.5 * 2.0 ** min(restarts - 2, 10))
+
+
+class Ledger:
+    """Desired and actual replicas of every function.
+
+    Attributes:
+        functions: records by name.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.functions: dict[str, FunctionRecord] = {}
+        self._bounds = bounds
+        self._replicas: dict[str, _Replica] = {}
+        self._upkeep: dict[str, Upkeep] = {}
+        self._numbers: dict[str, int] = {}
+
+    def restore(self, record: FunctionRecord) -> None:
+        """Takes a record from an earlier run; the next event starts its replicas.
+
+        Raises:
+            BadDeployment: it can never run here.
+        """
+        check(record.deployment)
+        self._upkeep[record.deployment.service] = upkeep(record.deployment)
+        self.functions[record.deployment.service] = msgspec.structs.replace(record, wake=False)
+
+    def replicas(self) -> list[ReplicaRecord]:
+        """All replicas, in order of creation per function."""
+        return [r.record for r in self._replicas.values()]
+
+    def handle(self, event: Event, at_s: float) -> list[Instruction]:
+        """Takes one event and says what to do.
+
+        Args:
+            event: what happened.
+            at_s: when, in Unix seconds.
+
+        Raises:
+            BadDeployment: a deployment or replica number that is out of bounds.
+            UnknownFunction: the event names no deployed function.
+        """
+        match event:
+            case Deployed(deployment):
+                self._deploy(deployment, at_s)
+            case Removed(name):
+                self._get(name)
+                del self.functions[name], self._upkeep[name]
+            case Intended(name, intent):
+                self._intend(name, intent)
+            case Scaled(name, replicas):
+                check_replicas(name, replicas)
+                self.functions[name] = msgspec.structs.replace(self._get(name), desired=replicas)
+            case Started(replica, pid, address):
+                self._replicas[replica].set(pid=pid, address=address)
+            case Answered(replica):
+                self._answered(replica, at_s)
+            case Missed(replica):
+                return list(self._missed(replica))
+            case Exited(replica, reason):
+                self._exited(replica, reason, at_s)
+            case Ticked():
+                return [*self._overdue(at_s), *self._reconcile(at_s)]
+            case _:
+                assert_never(event)
+        return list(self._reconcile(at_s))
+
+    def _get(self, name: str) -> FunctionRecord:
+        try:
+            return self.functions[name]
+        except KeyError:
+            raise UnknownFunction(f"function {name} is not deployed") from None
+
+    def _deploy(self, deployment: Deployment, at_s: float) -> None:
+        check(deployment)
+        name = deployment.service
+        old = self.functions.get(name)
+        if old is None:
+            self.functions[name] = FunctionRecord(deployment=deployment, created_at_s=at_s)
+        else:
+            self.functions[name] = msgspec.structs.replace(
+                old, deployment=deployment, generation=old.generation + 1
+            )
+        self._upkeep[name] = upkeep(deployment)
+
+    def _intend(self, name: str, intent: Intent) -> None:
+        record = self._get(name)
+        if isinstance(intent.override, msgspec.UnsetType):
+            pass
+        else:
+            if intent.override is not None:
+                check_replicas(name, intent.override.replicas)
+            record = msgspec.structs.replace(record, override=intent.override)
+        if not isinstance(intent.wake, msgspec.UnsetType):
+            record = msgspec.structs.replace(record, wake=intent.wake)
+        self.functions[name] = record
+
+    def _answered(self, name: str, at_s: float) -> None:
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        replica.misses = 0
+        if replica.state == "starting":
+            replica.set(state="ready", ready_at_s=at_s)
+            record = self.functions.get(replica.record.function)
+            if record is not None and record.wake:
+                self.functions[replica.record.function] = msgspec.structs.replace(record, wake=False)
+
+    def _missed(self, name: str) -> Iterator[Instruction]:
+        replica = self._replicas.get(name)
+        if replica is None or replica.state != "ready":
+            return
+        replica.misses += 1
+        if replica.misses == self._bounds.misses:
+            replica.fault = f"did not answer {replica.misses} health probes in a row"
+            yield Kill(name)
+
+    def _exited(self, name: str, reason: str, at_s: float) -> None:
+        replica = self._replicas[name]
+        record = self.functions.get(replica.record.function)
+        stale = record is None or replica.record.generation != record.generation
+        if replica.state == "draining" or stale:
+            del self._replicas[name]
+            return
+        healthy = replica.state == "ready" and at_s - replica.record.ready_at_s >= self._bounds.healthy_s
+        restarts = 1 if healthy else replica.record.restarts + 1
+        replica.set(state="failed", restarts=restarts, reason=replica.fault or reason)
+        replica.retry_at_s = at_s + backoff_s(restarts)
+
+    def _overdue(self, at_s: float) -> Iterator[Instruction]:
+        for name, replica in self._replicas.items():
+            if replica.state == "starting" and not replica.fault:
+                if at_s - replica.record.started_at_s >= self._bounds.start_limit_s:
+                    replica.fault = f"was not ready {self._bounds.start_limit_s:g} s after its start"
+                    yield Kill(name)
+            elif replica.state == "draining":
+                since = at_s - replica.drain_since_s
+                if not replica.terminated and since >= self._bounds.linger_s:
+                    replica.terminated = True
+                    yield Terminate(name)
+                elif since >= self._bounds.linger_s + replica.drain_s and not replica.fault:
+                    replica.fault = f"did not finish within {replica.drain_s:g} s"
+                    yield Kill(name)
+
+    def _reconcile(self, at_s: float) -> Iterator[Instruction]:
+        owned: dict[str, list[_Replica]] = {name: [] for name in self.functions}
+        for replica in list(self._replicas.values()):
+            if replica.record.function in owned:
+                owned[replica.record.function].append(replica)
+            elif replica.state != "draining":
+                yield from self._drain(replica, at_s)
+        for name, replicas in owned.items():
+            yield from self._reconcile_function(self.functions[name], replicas, at_s)
+
+    def _reconcile_function(
+        self, record: FunctionRecord, replicas: list[_Replica], at_s: float
+    ) -> Iterator[Instruction]:
+        upkeep_ = self._upkeep[record.deployment.service]
+        wanted = upkeep_.initial if record.desired is None else record.desired
+        if upkeep_.exclusive:
+            wanted = min(wanted, 1)
+        live = [r for r in replicas if r.state != "draining"]
+        new = [r for r in live if r.record.generation == record.generation]
+        old = [r for r in live if r.record.generation != record.generation]
+
+        for victim in _victims(new, len(new) - wanted):
+            new.remove(victim)
+            yield from self._drain(victim, at_s)
+        # An old replica serves until a new one is ready in its place.
+        spare = 0 if upkeep_.exclusive else wanted - sum(r.state == "ready" for r in new)
+        serving = [r for r in old if r.state == "ready"]
+        leaving = [r for r in old if r.state != "ready"] + _victims(serving, len(serving) - max(0, spare))
+        for victim in leaving:
+            yield from self._drain(victim, at_s)
+
+        if upkeep_.exclusive and (old or len(live) < len(replicas)):
+            return
+        for replica in new:
+            if replica.state == "failed" and at_s >= replica.retry_at_s:
+                del self._replicas[replica.record.replica]
+                yield self._start(record, at_s, replica.record.restarts)
+        for _ in range(wanted - len(new)):
+            yield self._start(record, at_s)
+
+    def _start(self, record: FunctionRecord, at_s: float, restarts: int = 0) -> Start:
+        function = record.deployment.service
+        number = self._numbers.get(function, 0)
+        self._numbers[function] = number + 1
+        name = f"{function}-{number}"
+        entry = ReplicaRecord(
+            replica=name,
+            function=function,
+            generation=record.generation,
+            state="starting",
+            pid=0,
+            address="",
+            started_at_s=at_s,
+            restarts=restarts,
+        )
+        own = self._upkeep[function].drain_s
+        self._replicas[name] = _Replica(entry, number, self._bounds.drain_s if own is None else own)
+        return Start(name, record.deployment)
+
+    def _drain(self, replica: _Replica, at_s: float) -> Iterator[Instruction]:
+        if replica.state == "failed":
+            del self._replicas[replica.record.replica]
+            return
+        served = replica.state == "ready"
+        replica.set(state="draining")
+        replica.drain_since_s = at_s
+        if not served:
+            replica.terminated = True
+            yield Terminate(replica.record.replica)
+
+
+def _victims(replicas: list[_Replica], count: int) -> list[_Replica]:
+    """Picks who goes: failed ones first, then starting ones, then the youngest."""
+    order = {"failed": 0, "starting": 1}
+    ranked = sorted(replicas, key=lambda r: (order.get(r.state, 2), -r.number))
+    return ranked[: max(0, count)]

@@ -1,0 +1,188 @@
+"""From a deployment to a program: which command, which environment, how it listens.
+
+Pure: `local.ledger` asks it how a function wants to be kept, `local.process` starts what it
+describes. It must not read the environment or touch a descriptor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+import string
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from keystage.local.api import Deployment
+from keystage.local.errors import BadDeployment
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+MAX_NAME = 63
+MAX_REPLICAS = 1000
+MIN_LABEL = "com.openfaas.scale.min"
+ROLES = ("stage", "router", "function")
+_MODULES = {"stage": "keystage.worker.app", "router": "keystage.router.app"}
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Upkeep:
+    """How a function's replicas are kept.
+
+    Attributes:
+        initial: replicas until the controller decides.
+        exclusive: one replica at a time, an update stops the old one first. So for routers: their
+            socket has one name per pipeline, and clients wait at the gateway meanwhile.
+        drain_s: seconds to finish after being told to stop, None for the default.
+    """
+
+    initial: int
+    exclusive: bool
+    drain_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A command ready to be started.
+
+    Attributes:
+        argv: command line.
+        env: its environment, without the descriptors that `local.process` adds.
+        takes_socket: it serves on an inherited listening socket (`KEYSTAGE_HTTP=fd://N`);
+            otherwise on the port named by `PORT`.
+        answers_ready: it must answer 200 on `/_/ready`; foreign programs may not know that path, an
+            open port is enough there.
+        serves_http: it has an HTTP server at all.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    takes_socket: bool = True
+    answers_ready: bool = True
+    serves_http: bool = True
+
+
+def role(deployment: Deployment) -> str:
+    """The function's role: `stage`, `router` or `function`."""
+    return deployment.envVars.get("KEYSTAGE_ROLE", "function")
+
+
+def check(deployment: Deployment) -> None:
+    """Refuses what can never run here.
+
+    Raises:
+        BadDeployment: names the field, the bound and the actual value.
+    """
+    check_name(deployment.service)
+    kind = role(deployment)
+    if kind not in ROLES:
+        raise BadDeployment(
+            f"function {deployment.service}: KEYSTAGE_ROLE must be one of {', '.join(ROLES)}, not {kind!r}"
+        )
+    for key, value in deployment.envVars.items():
+        if not _ENV_NAME.fullmatch(key) or "\0" in value:
+            raise BadDeployment(
+                f"function {deployment.service}: {key!r} is no name of an environment variable"
+            )
+    if deployment.secrets:
+        raise BadDeployment(
+            f"function {deployment.service}: secrets ({', '.join(deployment.secrets)}) are not offered by "
+            "the local backend"
+        )
+    if kind == "function":
+        _command(deployment)
+    else:
+        for key in ("KEYSTAGE_PIPELINE", "KEYSTAGE_BUNDLE"):
+            if not deployment.envVars.get(key):
+                raise BadDeployment(f"function {deployment.service} has role {kind} and needs {key}")
+    upkeep(deployment)
+
+
+def check_name(name: str) -> None:
+    """Refuses what is no function name.
+
+    Raises:
+        BadDeployment: names the rule and the name.
+    """
+    if len(name) > MAX_NAME or not NAME.fullmatch(name):
+        raise BadDeployment(
+            f"function name {name[:80]!r} must have at most {MAX_NAME} characters and match {NAME.pattern}"
+        )
+
+
+def check_replicas(name: str, replicas: int) -> None:
+    """Refuses impossible replica numbers.
+
+    Raises:
+        BadDeployment: names the bounds and the number.
+    """
+    if not 0 <= replicas <= MAX_REPLICAS:
+        raise BadDeployment(f"function {name}: replicas must be in 0..{MAX_REPLICAS}, not {replicas}")
+
+
+def upkeep(deployment: Deployment) -> Upkeep:
+    """Reads from labels and environment how the function is kept.
+
+    Raises:
+        BadDeployment: a number is none, or out of bounds.
+    """
+    name = deployment.service
+    text = deployment.labels.get(MIN_LABEL, "1")
+    try:
+        initial = int(text)
+    except ValueError:
+        raise BadDeployment(f"function {name}: label {MIN_LABEL} must be an integer, not {text!r}") from None
+    check_replicas(name, initial)
+    drain_s = None
+    if "KEYSTAGE_DRAIN_S" in deployment.envVars:
+        text = deployment.envVars["KEYSTAGE_DRAIN_S"]
+        try:
+            drain_s = float(text)
+        except ValueError:
+            drain_s = math.nan
+        if not 0 <= drain_s < math.inf:
+            raise BadDeployment(f"function {name}: KEYSTAGE_DRAIN_S must be seconds, not {text!r}")
+    return Upkeep(initial, role(deployment) == "router", drain_s)
+
+
+def program(deployment: Deployment, *, replica: str, run: Path, inherited: Mapping[str, str]) -> Program:
+    """Command and environment of one replica.
+
+    A function's `envProcess` may name its port as `$PORT`.
+
+    Args:
+        deployment: a checked deployment.
+        replica: the replica's name.
+        run: run folder.
+        inherited: variables every process gets (PATH, HOME, ...).
+    """
+    env = {**inherited, **deployment.envVars, "KEYSTAGE_REPLICA": replica, "KEYSTAGE_RUN": str(run)}
+    threads = deployment.envVars.get("KEYSTAGE_THREADS")
+    if threads:
+        env |= dict.fromkeys(_THREAD_VARIABLES, threads)
+    kind = role(deployment)
+    if kind == "function":
+        return Program(tuple(_command(deployment)), env, takes_socket=False, answers_ready=False)
+    env.setdefault("KEYSTAGE_ROUTER", f"ipc://{run}/{deployment.envVars['KEYSTAGE_PIPELINE']}.router")
+    return Program((sys.executable, "-m", _MODULES[kind]), env)
+
+
+def with_port(argv: tuple[str, ...], port: int) -> tuple[str, ...]:
+    """Puts the port in place of `$PORT` or `${PORT}` in a command line."""
+    return tuple(string.Template(word).safe_substitute(PORT=port) for word in argv)
+
+
+def _command(deployment: Deployment) -> list[str]:
+    try:
+        argv = shlex.split(deployment.envProcess)
+    except ValueError as error:
+        raise BadDeployment(f"function {deployment.service}: envProcess cannot be parsed: {error}") from error
+    if not argv:
+        raise BadDeployment(
+            f"function {deployment.service}: envProcess is empty; the local backend runs no images, give the "
+            "command of a web server that listens on $PORT (faas-cli: fprocess)"
+        )
+    return argv
