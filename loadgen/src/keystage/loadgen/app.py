@@ -1,0 +1,286 @@
+"""The load generator's entries: `replay`, `load` (the command) and `demo` (what `make run` does).
+
+Ties the flow together: options -> plan -> sender beside monitor -> report -> table, JSON, plots.
+Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+import time
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+
+from keystage.loadgen import capacity, lengths, machine, measures, plots, report, table
+from keystage.loadgen import plan as planning
+from keystage.loadgen.monitor import Credentials, Monitor, Watched
+from keystage.loadgen.options import LoadOptions, OptionError, check
+from keystage.loadgen.progress import following
+from keystage.loadgen.report import Report
+from keystage.loadgen.sender import Row, client, send_all
+from keystage.loadgen.target import Target, gateway_of
+from keystage.loadgen.trace import TraceError, read
+
+DEMO_CV = 4.0
+"""Bursty: the CV NeuStream evaluates at. (The conversation trace has 1.09, the code trace 13.2.)"""
+
+DEMO_LOAD_RATIO = 0.6
+"""Share of the measured capacity: bursts queue up, and the queue empties again."""
+
+DEMO_MIN_REQUESTS = 40
+"""A slow machine gets a longer replay rather than a report over a handful of requests."""
+
+UNLOADED_REQUESTS = 12
+CAPACITY_CLIENTS = 16
+CAPACITY_S = 12.0
+
+SEND_LAG_WARNING_S = 0.1
+PLAIN_WIDTH = 120
+
+EXIT_OK, EXIT_NOTHING_SERVED, EXIT_BAD_INPUT = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Before:
+    """What was measured on the idle system before the replay."""
+
+    unloaded: list[Row]
+    capacity: capacity.Capacity
+
+
+def console() -> Console:
+    """A console that takes brackets in names and error messages literally."""
+    shown = Console(markup=False, highlight=False)
+    if not shown.is_terminal:
+        shown.width = PLAIN_WIDTH
+    return shown
+
+
+def replay(options: LoadOptions, out: Console | None = None) -> Report:
+    """Replays one schedule and writes report and plots to `options.out`.
+
+    Args:
+        options: see `LoadOptions`.
+        out: where progress is shown; nowhere if None.
+
+    Raises:
+        OptionError: options out of bounds or in contradiction.
+        TraceError: a trace that cannot be used.
+    """
+    check(options)
+    target = target_of(options)
+    plan = planning.plan(options, target)
+    return asyncio.run(_replay(options, target, plan, None, out))
+
+
+def load(options: LoadOptions) -> int:
+    """The command `keystage load`: replays, prints the report, and returns the exit code.
+
+    0 if anything was served (failures are in the report), 1 if nothing was, 2 for bad input.
+    """
+    out = console()
+    try:
+        made = replay(options, out)
+    except (OptionError, TraceError) as error:
+        Console(stderr=True, markup=False, highlight=False).print(f"error: {error}")
+        return EXIT_BAD_INPUT
+    table.show(made, out)
+    _tell_files(options, out)
+    return EXIT_OK if made.requests.served else EXIT_NOTHING_SERVED
+
+
+def demo(
+    gateway_url: str,
+    pipeline: str,
+    trace: Path | None = None,
+    duration_s: float = 60.0,
+    seed: int = 0,
+    *,
+    context_tokens: int = 2048,
+    credentials: Credentials | None = None,
+    out: Path = Path("out"),
+    notes: tuple[str, ...] = (),
+) -> Report:
+    """What `make run` does once the pipeline is up.
+
+    Measures unloaded latency and capacity with the same token lengths, sets the rate to 60 % of
+    that capacity, replays a trace or gamma arrivals of CV 4, writes the report and prints it.
+
+    Args:
+        gateway_url: address of the gateway.
+        pipeline: name of the pipeline.
+        trace: Azure LLM 2023 CSV, or None.
+        duration_s: length of the replay; longer where the rate gives fewer than 40 requests.
+        seed: seed of everything drawn.
+        context_tokens: tokens the model admits.
+        credentials: of the gateway, for its list of functions.
+        out: folder of the report.
+        notes: shown in the report, for example a cap on replicas.
+
+    Raises:
+        TraceError: a trace that cannot be used; found before anything is sent.
+        TargetError: the pipeline does not serve.
+    """
+    shown = console()
+    options = LoadOptions(
+        url=f"{gateway_url.rstrip('/')}/function/{pipeline}",
+        trace=trace,
+        cv=DEMO_CV if trace is None else None,
+        rate_rps=1.0,
+        duration_s=duration_s,
+        seed=seed,
+        context_tokens=context_tokens,
+        credentials=credentials,
+        out=out,
+    )
+    check(options)
+    target = target_of(options)
+    if trace is not None:
+        for _ in read(trace):
+            pass
+    made = asyncio.run(_demo(options, target, shown, list(notes)))
+    table.show(made, shown)
+    _tell_files(options, shown)
+    return made
+
+
+def target_of(options: LoadOptions) -> Target:
+    """Where and how the options' requests go."""
+    return Target(
+        options.target, options.url.rstrip("/"), options.model, options.temperature, options.body_bytes
+    )
+
+
+async def _demo(options: LoadOptions, target: Target, shown: Console, notes: list[str]) -> Report:
+    before = await _measure_idle(options, target, shown)
+    rate_rps = DEMO_LOAD_RATIO * before.capacity.requests_per_s
+    duration_s = options.duration_s or 0.0
+    if rate_rps * duration_s < DEMO_MIN_REQUESTS:
+        longer_s = DEMO_MIN_REQUESTS / rate_rps
+        notes.append(
+            f"replay lasts {longer_s:.0f} s instead of {duration_s:.0f} s, for {DEMO_MIN_REQUESTS} requests"
+        )
+        duration_s = longer_s
+    notes.append(f"rate is {100 * DEMO_LOAD_RATIO:.0f} % of the capacity measured just before")
+    options = dataclasses.replace(options, rate_rps=rate_rps, duration_s=duration_s)
+    plan = planning.plan(options, target)
+    shown.print(f"replaying {len(plan.times_s)} requests over {plan.duration_s:.0f} s: {plan.source}")
+    return await _replay(options, target, plan, before, shown, notes)
+
+
+async def _measure_idle(options: LoadOptions, target: Target, shown: Console) -> _Before:
+    """Unloaded latency and capacity, with token lengths of another seed than the replay's."""
+    count = 256
+    sizes = lengths.drawn(
+        count, seed=options.seed + 1, divisor=options.scale_lengths, bound_tokens=options.context_tokens
+    )
+    bodies = [target.body(length, options.seed + 1, index) for index, length in enumerate(sizes)]
+    async with client(options.timeout_s) as session:
+        shown.print(f"measuring unloaded latency: {UNLOADED_REQUESTS} requests, one at a time")
+        alone = await capacity.unloaded(session, target, bodies[: UNLOADED_REQUESTS + 1])
+        shown.print(f"measuring capacity: {CAPACITY_CLIENTS} clients for {CAPACITY_S:.0f} s")
+        able = await capacity.capacity(
+            session, target, bodies[UNLOADED_REQUESTS:], concurrency=CAPACITY_CLIENTS, duration_s=CAPACITY_S
+        )
+    shown.print(f"capacity {able.requests_per_s:.2f} requests/s, {able.output_tokens_per_s:.0f} tokens/s")
+    return _Before(alone, able)
+
+
+async def _replay(
+    options: LoadOptions,
+    target: Target,
+    plan: planning.Plan,
+    before: _Before | None,
+    shown: Console | None,
+    notes: list[str] | None = None,
+) -> Report:
+    started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    async with client(options.timeout_s) as session:
+        start_s = time.monotonic() + 0.05
+        monitor = Monitor(_watched(options, target), start_s)
+        watching = asyncio.create_task(monitor.run())
+        try:
+            rows = await _send(session, target, plan, start_s, shown)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+    slo = _slo(options, before, target)
+    facts = await asyncio.to_thread(machine.facts)
+    made = report.assemble(
+        plan,
+        rows,
+        report.Measured(
+            started_at=started_at,
+            url=target.url,
+            target=target.kind,
+            streaming=target.is_streaming,
+            seed=options.seed,
+            slo=slo,
+            series=monitor.series,
+            watching=report.Watching(monitor.polls, monitor.missed, monitor.last_error),
+            machine=facts,
+            unloaded=[] if before is None else before.unloaded,
+            capacity=None if before is None else before.capacity,
+            notes=[*(notes or []), *_warnings(rows, monitor)],
+        ),
+    )
+    if options.out is not None:
+        report.write(made, options.out)
+        plots.draw(made, options.out)
+    return made
+
+
+async def _send(
+    session: aiohttp.ClientSession,
+    target: Target,
+    plan: planning.Plan,
+    start_s: float,
+    shown: Console | None,
+) -> list[Row]:
+    if shown is None:
+        return await send_all(session, target, plan.times_s, plan.bodies, start_s=start_s)
+    with following(shown, len(plan.times_s), "replay") as ended:
+        return await send_all(session, target, plan.times_s, plan.bodies, start_s=start_s, ended=ended)
+
+
+def _watched(options: LoadOptions, target: Target) -> Watched:
+    """The list of functions needs credentials; without them only the router is watched."""
+    at = gateway_of(target.base_url)
+    if at is None or options.credentials is None:
+        return Watched(target.stats_url)
+    gateway, pipeline = at
+    return Watched(target.stats_url, f"{gateway}/system/functions", pipeline, options.credentials)
+
+
+def _slo(options: LoadOptions, before: _Before | None, target: Target) -> measures.Slo:
+    given = measures.Slo(options.slo_ttft_s, options.slo_tpot_s, options.slo_latency_s)
+    if given.is_set or before is None:
+        return given
+    return measures.derived_slo(before.unloaded, streaming=target.is_streaming)
+
+
+def _warnings(rows: list[Row], monitor: Monitor) -> list[str]:
+    """What makes the figures less than they seem."""
+    found = []
+    lag_s = measures.lags(rows).p99
+    if lag_s is not None and lag_s > SEND_LAG_WARNING_S:
+        found.append(
+            f"send lag p99 is {1000 * lag_s:.0f} ms: the generator itself was late, "
+            "for the machine was too busy or the rate too high"
+        )
+    if monitor.last_error:
+        found.append(
+            f"watching: {monitor.missed} of {monitor.polls} readings missed; last: {monitor.last_error}"
+        )
+    return found
+
+
+def _tell_files(options: LoadOptions, shown: Console) -> None:
+    if options.out is not None:
+        shown.print(f"report, requests and plots are in {options.out.resolve()}")

@@ -1,0 +1,279 @@
+"""The report of a replay: everything measured, in one value that becomes JSON, table and plots.
+
+Comes after `measures` and `series`; `table` and `plots` show it. `report.json` holds it whole but
+for the single requests, which go to `requests.csv`, one line each, failed ones included.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from keystage.loadgen import arrivals, measures
+from keystage.loadgen.capacity import Capacity
+from keystage.loadgen.machine import Machine
+from keystage.loadgen.measures import Attainment, Percentiles, Slo
+from keystage.loadgen.plan import Plan
+from keystage.loadgen.sender import Row
+from keystage.loadgen.series import StageSample, StageSeries, StageSummary
+
+REPORT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArrivalReport:
+    """Asked and achieved arrivals; achieved ones are from the times requests were really sent.
+
+    Attributes:
+        source: where arrivals and lengths come from.
+        asked_rate_rps: None for a trace at its own speed.
+        achieved_rate_rps: sent / max(duration, last send).
+        asked_cv: None for a trace.
+        achieved_cv: of the gaps between sends, None below two gaps.
+        cv_low: 2.5 % quantile of what samples of that size read at the asked CV, None for a trace.
+        cv_high: 97.5 % quantile.
+    """
+
+    source: str
+    asked_rate_rps: float | None
+    achieved_rate_rps: float
+    asked_cv: float | None
+    achieved_cv: float | None
+    cv_low: float | None
+    cv_high: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestReport:
+    """Counts.
+
+    Attributes:
+        sent: requests sent: all of the schedule.
+        served: complete answers.
+        failed: the rest.
+        by_status: by HTTP status, `none` without an answer.
+        by_error: failed ones by class.
+        examples: first message of each class.
+        prompt_tokens: as counted by the server, over served requests.
+        output_tokens: as counted by the server, over served requests.
+        clipped: requests whose lengths were cut to fit the context.
+    """
+
+    sent: int
+    served: int
+    failed: int
+    by_status: dict[str, int]
+    by_error: dict[str, int]
+    examples: dict[str, str]
+    prompt_tokens: int
+    output_tokens: int
+    clipped: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unloaded:
+    """Latencies of requests sent one at a time to the idle system."""
+
+    latency_s: Percentiles
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watching:
+    """How the watching of router and gateway went."""
+
+    polls: int = 0
+    missed: int = 0
+    last_error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One replay.
+
+    Attributes:
+        version: of this format.
+        started_at: ISO 8601, UTC.
+        url: what was called.
+        target: how.
+        seed: seed of the schedule.
+        duration_s: length of the schedule.
+        makespan_s: from the start to the last answer.
+        arrivals: see `ArrivalReport`.
+        requests: see `RequestReport`.
+        served_rps: served / makespan.
+        output_tokens_per_s: tokens of served requests / makespan.
+        send_lag_s: actual send minus scheduled time.
+        latency_s: scheduled time to last token.
+        ttft_s: scheduled time to first token; count 0 where answers are not streamed.
+        tpot_s: time per token after the first; likewise.
+        slo: bounds at scale 1.
+        attainment: at each scale.
+        unloaded: None if it was not measured.
+        capacity: None if it was not measured.
+        stages: one line per stage; empty if the router's counters were not readable.
+        samples: the stages over time.
+        watching: see `Watching`.
+        machine: see `Machine`.
+        notes: what the reader must know, in words.
+        rows: every request; not in the JSON.
+    """
+
+    version: int = REPORT_VERSION
+    started_at: str
+    url: str
+    target: str
+    seed: int
+    duration_s: float
+    makespan_s: float
+    arrivals: ArrivalReport
+    requests: RequestReport
+    served_rps: float
+    output_tokens_per_s: float
+    send_lag_s: Percentiles
+    latency_s: Percentiles
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    slo: Slo
+    attainment: list[Attainment]
+    unloaded: Unloaded | None
+    capacity: Capacity | None
+    stages: list[StageSummary]
+    samples: list[StageSample]
+    watching: Watching
+    machine: Machine
+    notes: list[str]
+    rows: list[Row]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run yields beside its rows, for `assemble`."""
+
+    started_at: str
+    url: str
+    target: str
+    streaming: bool
+    seed: int
+    slo: Slo
+    series: StageSeries
+    watching: Watching
+    machine: Machine
+    unloaded: Sequence[Row] = ()
+    capacity: Capacity | None = None
+    notes: Sequence[str] = ()
+
+
+def assemble(plan: Plan, rows: list[Row], measured: Measured) -> Report:
+    """Summarises a run."""
+    served = [row for row in rows if row.is_served]
+    makespan_s = measures.makespan_s(rows, plan.duration_s)
+    tokens = sum(row.output_tokens for row in served)
+    none = measures.percentiles(())
+    return Report(
+        started_at=measured.started_at,
+        url=measured.url,
+        target=measured.target,
+        seed=measured.seed,
+        duration_s=plan.duration_s,
+        makespan_s=makespan_s,
+        arrivals=_arrivals(plan, rows),
+        requests=_requests(plan, rows),
+        served_rps=len(served) / makespan_s,
+        output_tokens_per_s=tokens / makespan_s,
+        send_lag_s=measures.lags(rows),
+        latency_s=measures.latencies(rows),
+        ttft_s=measures.ttfts(rows) if measured.streaming else none,
+        tpot_s=measures.tpots(rows) if measured.streaming else none,
+        slo=measured.slo,
+        attainment=measures.attainments(rows, measured.slo, plan.duration_s),
+        unloaded=_unloaded(measured),
+        capacity=measured.capacity,
+        stages=measured.series.summaries(),
+        samples=measured.series.samples,
+        watching=measured.watching,
+        machine=measured.machine,
+        notes=list(measured.notes),
+        rows=rows,
+    )
+
+
+def _arrivals(plan: Plan, rows: Sequence[Row]) -> ArrivalReport:
+    achieved = arrivals.spacing(np.array([row.sent_s for row in rows]), plan.duration_s)
+    low, high = (None, None)
+    if plan.asked_cv is not None:
+        low, high = arrivals.cv_interval(plan.asked_cv, len(rows) - 1)
+    return ArrivalReport(
+        source=plan.source,
+        asked_rate_rps=plan.asked_rate_rps,
+        achieved_rate_rps=achieved.rate_rps,
+        asked_cv=plan.asked_cv,
+        achieved_cv=achieved.cv,
+        cv_low=low,
+        cv_high=high,
+    )
+
+
+def _requests(plan: Plan, rows: Sequence[Row]) -> RequestReport:
+    served = [row for row in rows if row.is_served]
+    examples: dict[str, str] = {}
+    for row in rows:
+        if row.error:
+            examples.setdefault(row.error_class, row.error)
+    return RequestReport(
+        sent=len(rows),
+        served=len(served),
+        failed=len(rows) - len(served),
+        by_status=measures.statuses(rows),
+        by_error=measures.errors(rows),
+        examples=examples,
+        prompt_tokens=sum(row.prompt_tokens or 0 for row in served),
+        output_tokens=sum(row.output_tokens for row in served),
+        clipped=sum(length.clipped for length in plan.lengths),
+    )
+
+
+def _unloaded(measured: Measured) -> Unloaded | None:
+    rows = measured.unloaded
+    if not rows:
+        return None
+    return Unloaded(measures.latencies(rows), measures.ttfts(rows), measures.tpots(rows))
+
+
+def to_json(report: Report) -> bytes:
+    """The report as JSON, without single requests; values that do not exist are null."""
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    del fields["rows"]
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Every request as CSV, times in seconds since the start."""
+    names = [field.name for field in dataclasses.fields(Row)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([getattr(row, name) for name in names])
+    return out.getvalue()
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Writes report.json and requests.csv, and returns their paths.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "report.json", folder / "requests.csv"]
+    paths[0].write_bytes(to_json(report) + b"\n")
+    paths[1].write_text(to_csv(report.rows), encoding="utf-8")
+    return paths

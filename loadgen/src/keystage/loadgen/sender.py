@@ -1,0 +1,188 @@
+"""Sends requests at their times, whatever the answers do (open loop), and keeps a row for each.
+
+Comes after `arrivals` and `target`, before `measures`. One coroutine keeps the schedule and does
+nothing else; each request is a task of its own with as many connections as needed. There are no
+retries, and every failure is a row with its reason. It must not summarise.
+
+Times in rows are seconds since the start of the run on the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import resource
+import time
+from collections.abc import Callable, Sequence
+
+import aiohttp
+import msgspec
+
+from keystage.loadgen.sse import StreamTally
+from keystage.loadgen.target import Target
+
+KEEP_ALIVE_S = 3.0
+"""Idle connections are closed earlier than servers close them (uvicorn: 5 s), so that no request
+is written to a connection that is about to be closed and counted as the server's failure."""
+
+_ERROR_BYTES = 200
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """One request as it went.
+
+    Attributes:
+        index: position in the schedule.
+        scheduled_s: when it should be sent.
+        sent_s: when it was handed to the HTTP client; connecting counts as latency.
+        first_s: when the first text (streams) or byte (else) arrived, None if none did.
+        last_s: when the last text arrived, or the request failed.
+        status: HTTP status, 0 if there was no answer.
+        prompt_tokens: as counted by the server, None if it did not say.
+        output_tokens: as counted by the server, else chunks with text.
+        error: empty for a complete answer, else `class: detail`.
+    """
+
+    index: int
+    scheduled_s: float
+    sent_s: float = 0.0
+    first_s: float | None = None
+    last_s: float = 0.0
+    status: int = 0
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    error: str = ""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the whole answer came."""
+        return not self.error
+
+    @property
+    def error_class(self) -> str:
+        """The error without its detail."""
+        return self.error.partition(":")[0]
+
+
+class _Answer(msgspec.Struct):
+    tokens: int = 0
+    prompt_tokens: int | None = None
+
+
+Progress = Callable[[Row], None]
+
+
+def client(timeout_s: float) -> aiohttp.ClientSession:
+    """An HTTP client with unlimited connections (the soft limit of open files is raised too)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=timeout_s),
+        auto_decompress=False,
+    )
+
+
+async def send_all(
+    session: aiohttp.ClientSession,
+    target: Target,
+    times_s: Sequence[float],
+    bodies: Sequence[bytes],
+    *,
+    start_s: float | None = None,
+    ended: Progress | None = None,
+) -> list[Row]:
+    """Sends every body at its time and waits for all answers.
+
+    Args:
+        session: HTTP client.
+        target: what to call.
+        times_s: seconds from the start, ascending, as many as bodies.
+        bodies: request bodies.
+        start_s: `time.monotonic()` at which the run starts; now, if None.
+        ended: called with each row when its request has ended.
+
+    Returns:
+        One row per request, in schedule order.
+    """
+    start_s = time.monotonic() if start_s is None else start_s
+    rows = [Row(i, float(at_s)) for i, at_s in enumerate(times_s)]
+    async with asyncio.TaskGroup() as group:
+        for row, body in zip(rows, bodies, strict=True):
+            wait_s = start_s + row.scheduled_s - time.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            group.create_task(_send_then(session, target, row, body, start_s, ended))
+    return rows
+
+
+async def _send_then(
+    session: aiohttp.ClientSession,
+    target: Target,
+    row: Row,
+    body: bytes,
+    start_s: float,
+    ended: Progress | None,
+) -> None:
+    await send(session, target, row, body, start_s)
+    if ended is not None:
+        ended(row)
+
+
+async def send(session: aiohttp.ClientSession, target: Target, row: Row, body: bytes, start_s: float) -> None:
+    """Sends one request and fills its row; never raises for what network or server do."""
+    row.sent_s = time.monotonic() - start_s
+    try:
+        async with session.post(target.url, data=body, headers=target.headers) as response:
+            row.status = response.status
+            if response.status != 200:
+                detail = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
+                row.error = f"http_{response.status}: {detail}"
+            elif target.is_streaming:
+                await _read_stream(response, row, start_s)
+            else:
+                await _read_whole(response, target, row, start_s)
+    except TimeoutError:
+        row.error = "timeout: no complete answer in time"
+    except aiohttp.ClientConnectorError as error:
+        row.error = f"connect: {error}"
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionResetError) as error:
+        row.error = f"disconnected: {error}"
+    except (aiohttp.ClientError, OSError) as error:
+        row.error = f"client_{type(error).__name__}: {error}"
+    if row.error:
+        row.last_s = time.monotonic() - start_s
+
+
+async def _read_stream(response: aiohttp.ClientResponse, row: Row, start_s: float) -> None:
+    tally = StreamTally()
+    try:
+        async for received in response.content.iter_any():
+            tally.feed(received, time.monotonic() - start_s)
+    finally:
+        row.first_s = tally.first_s
+        row.prompt_tokens = tally.prompt_tokens
+        row.output_tokens = tally.output_tokens
+    row.error = tally.verdict()
+    row.last_s = time.monotonic() - start_s if tally.last_s is None else tally.last_s
+    if row.first_s is None:
+        row.first_s = row.last_s if row.is_served else None
+
+
+async def _read_whole(response: aiohttp.ClientResponse, target: Target, row: Row, start_s: float) -> None:
+    received = bytearray()
+    async for part in response.content.iter_any():
+        if row.first_s is None:
+            row.first_s = time.monotonic() - start_s
+        received += part
+    row.last_s = time.monotonic() - start_s
+    row.first_s = row.last_s if row.first_s is None else row.first_s
+    if target.kind == "function":
+        try:
+            answer = msgspec.json.decode(received, type=_Answer)
+        except msgspec.DecodeError as error:
+            row.error = f"bad_answer: {error}"
+            return
+        row.prompt_tokens, row.output_tokens = answer.prompt_tokens, answer.tokens
