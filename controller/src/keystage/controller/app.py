@@ -1,0 +1,86 @@
+"""The controller as a process: `python -m keystage.controller.app`.
+
+Started and kept running by `keystage up`. It puts platform, policy and loop together, ends on
+SIGTERM after the tick in progress, and at once when its lifeline ends. It must not hold policy.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from keystage.controller.config import ControllerSettings
+from keystage.controller.decisions import DecisionLog, replay
+from keystage.controller.loop import Loop
+from keystage.controller.platforms.local import LocalPlatform
+
+
+def run(settings: ControllerSettings, stop: threading.Event | None = None) -> None:
+    """Steers the local world until `stop` is set."""
+    stop = stop or threading.Event()
+    platform = LocalPlatform(
+        settings.control,
+        settings.home,
+        timeout_s=settings.stats_timeout_s,
+        budget_replicas=settings.budget_replicas,
+    )
+    log = DecisionLog(settings.home / "decisions.jsonl", settings.decisions_bytes)
+    try:
+        Loop(platform, settings.policy_settings(), log, tick_s=settings.tick_s).run(stop)
+    finally:
+        platform.close()
+
+
+def replay_decisions(path: Path) -> int:
+    """`keystage replay-decisions FILE`: reports every line that differs or is garbled.
+
+    Returns:
+        The exit code: 0 when all lines agree, 1 when some do not, 2 when the file cannot be read.
+    """
+    try:
+        count, differences = replay(path)
+    except OSError as error:
+        sys.stderr.write(f"{path}: {error.strerror}\n")
+        return 2
+    for difference in differences:
+        sys.stdout.write(f"{path}:{difference.line}: {difference.text}\n")
+    wrong = len({d.line for d in differences})
+    sys.stdout.write(f"{count} decisions, {wrong} differ\n")
+    return 1 if differences else 0
+
+
+def _watch_lifeline(descriptor: int) -> None:
+    os.read(descriptor, 1)  # blocks until the owner is gone
+    os._exit(0)  # nobody is left to steer, and a tick may be waiting for an answer
+
+
+def main() -> int:
+    """Entry of the process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        settings = ControllerSettings()  # type: ignore[call-arg]  # fields come from the environment
+    except ValidationError as error:
+        sys.stderr.write(f"controller: {error}\n")
+        return 2
+    stop = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    if settings.lifeline_fd >= 0:
+        threading.Thread(target=_watch_lifeline, args=(settings.lifeline_fd,), daemon=True).start()
+    run(settings, stop)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

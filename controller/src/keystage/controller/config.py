@@ -1,0 +1,66 @@
+"""Settings of the controller, read from the environment here and nowhere else in this part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from keystage.controller.policy.settings import PolicySettings
+
+
+class ControllerSettings(BaseSettings):
+    """Environment of `python -m keystage.controller.app`.
+
+    Attributes:
+        control: the supervisor's UNIX socket.
+        home: state folder; decisions.jsonl and key-stages.json are kept there.
+        lifeline_fd: descriptor whose end of file ends this process; -1 for none.
+        tick_s: seconds between observations: a quarter of a second reacts within the start time of
+            the fastest replica, and costs about one percent of a core.
+        budget_replicas: stage replicas in all (R_total); none by default, the caps of the machine hold.
+        stats_timeout_s: bound of one exchange with supervisor or router; two ticks, so that one slow
+            router does not delay the others for long.
+        decisions_bytes: size from which decisions.jsonl is put aside: about an hour of four stages.
+        policy: JSON object of policy settings that differ from their defaults (`PolicySettings`, which
+            gives each default's reason, those of the objective included).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", extra="forbid", frozen=True)
+
+    control: Path
+    home: Path = Path(".keystage")
+    lifeline_fd: int = -1
+    tick_s: float = Field(default=0.25, gt=0, le=60, allow_inf_nan=False)
+    budget_replicas: int | None = Field(default=None, ge=1)
+    stats_timeout_s: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    decisions_bytes: int = Field(default=64 << 20, ge=1 << 16)
+    policy: str = "{}"
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_is_known(cls, text: str) -> str:
+        parse_policy(text)
+        return text
+
+    def policy_settings(self) -> PolicySettings:
+        """The policy's settings."""
+        return parse_policy(self.policy)
+
+
+def parse_policy(text: str) -> PolicySettings:
+    """Reads policy settings from JSON.
+
+    Raises:
+        ValueError: not an object of settings; names the field at fault.
+    """
+    try:
+        known = msgspec.json.decode(text, type=dict[str, object])
+        unknown = sorted(set(known) - set(PolicySettings.__struct_fields__))
+        if unknown:
+            raise ValueError(f"KEYSTAGE_POLICY has no setting {', '.join(unknown)}")
+        return msgspec.convert(known, PolicySettings)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"KEYSTAGE_POLICY must be a JSON object of policy settings: {error}") from error

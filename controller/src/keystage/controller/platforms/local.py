@@ -1,0 +1,165 @@
+"""The local world as a `Platform`: the supervisor's control socket and the routers' statistics.
+
+Before and after it: `loop`. One observation fetches functions, replicas and every router's
+statistics (routers in parallel, each with a short bound); `local_view` makes the snapshot of it.
+A supervisor that does not answer is a `PlatformError`; a router that does not answer marks its
+pipeline missing, and only that one is held. It holds no policy.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, assert_never
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+import psutil
+
+from keystage.bundle.api import Pipeline
+from keystage.controller.domain.decision import Action, ClearWake, LiftOverride, PublishKeyStages, SetReplicas
+from keystage.controller.domain.platform import PlatformError
+from keystage.controller.domain.snapshot import Snapshot
+from keystage.controller.platforms.local_cap import Machine
+from keystage.controller.platforms.local_view import Seen, role_of, snapshot_of
+from keystage.controller.platforms.unix_http import UnixConnection, exchange
+from keystage.local.api import Desired, FunctionRecord, Intent, ReplicaRecord
+from keystage.router.api import STATS_PATH, RouterStats
+
+MAX_PARALLEL = 8
+T = TypeVar("T")
+
+
+class LocalPlatform:
+    """Functions and replicas under `keystage up`.
+
+    Args:
+        control: the supervisor's UNIX socket.
+        home: state folder; the key-stage lists are kept in its `key-stages.json`.
+        timeout_s: bound of one exchange, in seconds.
+        budget_replicas: R_total, None for no bound.
+    """
+
+    def __init__(
+        self, control: Path, home: Path, *, timeout_s: float = 0.5, budget_replicas: int | None = None
+    ) -> None:
+        self._control = str(control)
+        self._published = home / "key-stages.json"
+        self._timeout_s = timeout_s
+        self._budget = budget_replicas
+        self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
+        self._bundles: dict[str, tuple[int, Pipeline]] = {}
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="stats")
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def observe(self) -> Snapshot:
+        """See `Platform.observe`."""
+        functions = self._get("/functions", list[FunctionRecord])
+        replicas = self._get("/replicas", list[ReplicaRecord])
+        stats, unread = self._statistics(functions, replicas)
+        memory = psutil.virtual_memory()
+        return snapshot_of(
+            Seen(
+                at_s=time.monotonic() + self._offset_s,
+                functions=functions,
+                replicas=replicas,
+                stats=stats,
+                unread=unread,
+                bundles=self._read_bundles(functions),
+                machine=Machine(len(os.sched_getaffinity(0)), memory.available),
+                budget_replicas=self._budget,
+            )
+        )
+
+    def apply(self, actions: Sequence[Action]) -> None:
+        """See `Platform.apply`."""
+        for action in actions:
+            match action:
+                case SetReplicas(function, replicas):
+                    self._put(function, "replicas", Desired(replicas))
+                case LiftOverride(function):
+                    self._put(function, "intent", Intent(override=None))
+                case ClearWake(function):
+                    self._put(function, "intent", Intent(wake=False))
+                case PublishKeyStages():
+                    self._publish(action)
+                case _:
+                    assert_never(action)
+
+    def _statistics(
+        self, functions: Sequence[FunctionRecord], replicas: Sequence[ReplicaRecord]
+    ) -> tuple[dict[str, list[RouterStats]], dict[str, str]]:
+        routers = {f.deployment.service for f in functions if role_of(f) == "router"}
+        ready = [r for r in replicas if r.function in routers and r.state == "ready"]
+        stats: dict[str, list[RouterStats]] = {}
+        unread: dict[str, str] = {}
+        for replica, answer in zip(ready, self._pool.map(self._read_router, ready), strict=True):
+            if isinstance(answer, RouterStats):
+                stats.setdefault(replica.function, []).append(answer)
+            else:
+                unread[replica.function] = answer
+        return stats, unread
+
+    def _read_router(self, replica: ReplicaRecord) -> RouterStats | str:
+        """Statistics of one router, or why there are none."""
+        connection = http.client.HTTPConnection(replica.address, timeout=self._timeout_s)
+        try:
+            status, body = exchange(connection, "GET", STATS_PATH)
+            if status != http.client.OK:
+                return f"router {replica.replica} answered {status} to {STATS_PATH}"
+            return msgspec.json.decode(body, type=RouterStats)
+        except (PlatformError, msgspec.DecodeError) as error:
+            return f"router {replica.replica}: {error}"
+
+    def _read_bundles(self, functions: Sequence[FunctionRecord]) -> dict[str, Pipeline]:
+        """pipeline.json of every bundle in a local folder; others are left out (no profile, no size)."""
+        urls = {f.deployment.envVars.get("KEYSTAGE_BUNDLE", "") for f in functions}
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme != "file":
+                continue
+            path = Path(unquote(parts.path)) / "pipeline.json"
+            try:
+                written_ns = path.stat().st_mtime_ns
+                if self._bundles.get(url, (0, None))[0] != written_ns:
+                    self._bundles[url] = (written_ns, msgspec.json.decode(path.read_bytes(), type=Pipeline))
+            except (OSError, msgspec.DecodeError):
+                self._bundles.pop(url, None)  # the worker that needs it names the fault; here it only informs
+        return {url: pipeline for url, (_, pipeline) in self._bundles.items() if url in urls}
+
+    def _publish(self, action: PublishKeyStages) -> None:
+        """Keeps one entry per pipeline, replaced as a whole so that readers never see half of it."""
+        fresh = self._published.with_suffix(".json.new")
+        try:
+            try:
+                lists = msgspec.json.decode(self._published.read_bytes(), type=dict[str, object])
+            except (FileNotFoundError, msgspec.DecodeError):
+                lists = {}
+            fresh.write_bytes(msgspec.json.encode(lists | {action.pipeline: action.ranking}))
+            fresh.replace(self._published)
+        except OSError as error:
+            raise PlatformError(f"{self._published} cannot be written: {error.strerror}") from error
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        status, body = exchange(UnixConnection(self._control, self._timeout_s), "GET", path)
+        if status != http.client.OK:
+            raise PlatformError(f"GET {path} on {self._control} answered {status}: {body[:200]!r}")
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise PlatformError(f"GET {path} on {self._control}: {error}") from error
+
+    def _put(self, function: str, what: str, body: msgspec.Struct) -> None:
+        path = f"/functions/{quote(function, safe='')}/{what}"
+        status, answer = exchange(
+            UnixConnection(self._control, self._timeout_s), "PUT", path, msgspec.json.encode(body)
+        )
+        if status not in (http.client.OK, http.client.ACCEPTED, http.client.NOT_FOUND):  # gone: nothing to do
+            raise PlatformError(f"PUT {path} on {self._control} answered {status}: {answer[:200]!r}")

@@ -1,0 +1,263 @@
+"""From the supervisor's records and the routers' statistics to a snapshot. Pure.
+
+Before it: `platforms.local` has fetched the records. After it: `decide`. A function's role, pipeline
+and stages are read from its environment (`KEYSTAGE_ROLE`, ...), else from its labels. A stage
+function that hosts a range of stages counts as its first stage: it is one unit of scaling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from keystage.bundle.api import Pipeline
+from keystage.controller.domain.snapshot import (
+    Counters,
+    FunctionView,
+    Override,
+    PipelineView,
+    RouterSample,
+    Slo,
+    Snapshot,
+    StageView,
+    Starting,
+    WorkerSample,
+)
+from keystage.controller.platforms.local_cap import Machine, cap_of, is_capped
+from keystage.local.api import FunctionRecord, ReplicaRecord
+from keystage.router.api import RouterStats
+
+MIN_LABEL = "com.openfaas.scale.min"
+MAX_LABEL = "com.openfaas.scale.max"
+DEFAULT_MIN = 1
+DEFAULT_MAX = 20
+"""OpenFaaS' own defaults of the two labels."""
+
+DEFAULT_START_S = 2.0
+"""Start time assumed for the expected ready time until a replica of the function was measured."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """Everything fetched in one observation.
+
+    Attributes:
+        at_s: steady Unix seconds.
+        functions: the supervisor's function records.
+        replicas: its replica records.
+        stats: statistics of every router that answered, by router function.
+        unread: why a router function's statistics are missing, by router function.
+        bundles: content of pipeline.json by its URL, where it could be read.
+        machine: cores and memory.
+        budget_replicas: R_total, None for no bound.
+    """
+
+    at_s: float
+    functions: Sequence[FunctionRecord]
+    replicas: Sequence[ReplicaRecord]
+    stats: Mapping[str, Sequence[RouterStats]]
+    unread: Mapping[str, str]
+    bundles: Mapping[str, Pipeline]
+    machine: Machine
+    budget_replicas: int | None = None
+
+
+def role_of(record: FunctionRecord) -> str:
+    """`router`, `stage` or `function`."""
+    deployment = record.deployment
+    return deployment.envVars.get("KEYSTAGE_ROLE") or deployment.labels.get("keystage.role") or "function"
+
+
+def pipeline_of(record: FunctionRecord) -> str:
+    """The pipeline a router or stage belongs to, empty when it does not say."""
+    deployment = record.deployment
+    return deployment.envVars.get("KEYSTAGE_PIPELINE") or deployment.labels.get("keystage.pipeline") or ""
+
+
+def stage_of(record: FunctionRecord) -> int | None:
+    """Index of the (first) stage a function hosts, None when it does not say."""
+    deployment = record.deployment
+    text = deployment.envVars.get("KEYSTAGE_STAGES") or deployment.labels.get("keystage.stage") or ""
+    found = re.match(r"\s*(\d{1,6})", text)
+    return int(found.group(1)) if found else None
+
+
+def snapshot_of(seen: Seen) -> Snapshot:
+    """Builds the snapshot; functions that claim no pipeline or stage are plain functions."""
+    stages: dict[str, list[tuple[int, FunctionRecord]]] = {}
+    others = []
+    for record in seen.functions:
+        index = stage_of(record)
+        pipeline = pipeline_of(record)
+        if role_of(record) == "stage" and pipeline and index is not None:
+            stages.setdefault(pipeline, []).append((index, record))
+        else:
+            others.append(record)
+    routers = {pipeline_of(r): r for r in others if role_of(r) == "router" and pipeline_of(r)}
+    cpu_threads = sum(_threads(r) for found in stages.values() for _, r in found if _on_cpu(r))
+    return Snapshot(
+        at_s=seen.at_s,
+        pipelines=tuple(
+            _pipeline(seen, name, routers.get(name), sorted(found, key=lambda s: s[0]), cpu_threads)
+            for name, found in sorted(stages.items())
+        ),
+        functions=tuple(_scale(seen, record) for record in others),
+        budget_replicas=seen.budget_replicas,
+    )
+
+
+def _pipeline(
+    seen: Seen,
+    name: str,
+    router: FunctionRecord | None,
+    stages: Sequence[tuple[int, FunctionRecord]],
+    cpu_threads: int,
+) -> PipelineView:
+    missing = f"pipeline {name} has no router function" if router is None else ""
+    stats: Sequence[RouterStats] = ()
+    slo = Slo()
+    if router is not None:
+        function = router.deployment.service
+        stats = seen.stats.get(function, ())
+        missing = seen.unread.get(function, "")
+        if not stats and not missing:
+            missing = f"router {function} has no ready replica"
+        slo = slo_of(router)
+    executions = {s.execution for s in stats}
+    return PipelineView(
+        pipeline=name,
+        execution="looping" if executions == {"looping"} else "single-pass",
+        slo=slo,
+        stages=tuple(_stage(seen, index, record, stats, cpu_threads) for index, record in stages),
+        missing=missing,
+    )
+
+
+def _stage(
+    seen: Seen, index: int, record: FunctionRecord, stats: Sequence[RouterStats], cpu_threads: int
+) -> StageView:
+    scale = _scale(seen, record)
+    bundle = seen.bundles.get(record.deployment.envVars.get("KEYSTAGE_BUNDLE", ""))
+    spec = bundle.stages[index] if bundle is not None and index < len(bundle.stages) else None
+    if _on_cpu(record):
+        running = scale.ready + len(scale.starting)
+        nbytes = spec.nbytes if spec is not None else 0
+        cap, reason = cap_of(seen.machine, _threads(record), cpu_threads, nbytes, running)
+        scale = msgspec.structs.replace(scale, cap=cap, cap_reason=reason)
+    profile = spec.profile if spec is not None else None
+    profile_s = profile.alpha_s + profile.beta_s if profile is not None else _emulated_s(record)
+    return StageView(
+        stage=index,
+        scale=scale,
+        start_s=_start_s(seen, record),
+        profile_s=profile_s,
+        routers=tuple(
+            RouterSample(incarnation=s.incarnation, at_s=s.at_s, counters=_counters(s, index)) for s in stats
+        ),
+        workers=_workers(stats, index),
+    )
+
+
+def _scale(seen: Seen, record: FunctionRecord) -> FunctionView:
+    name, labels = record.deployment.service, record.deployment.labels
+    mine = [r for r in seen.replicas if r.function == name]
+    start_s = _start_s(seen, record) or DEFAULT_START_S
+    override = record.override
+    return FunctionView(
+        function=name,
+        desired=record.desired,
+        ready=sum(r.state == "ready" for r in mine),
+        starting=tuple(
+            Starting(r.replica, min(r.started_at_s, seen.at_s) + start_s)
+            for r in mine
+            if r.state == "starting"
+        ),
+        min_replicas=_label(labels, MIN_LABEL, DEFAULT_MIN),
+        max_replicas=_label(labels, MAX_LABEL, DEFAULT_MAX),
+        override=Override(override.replicas, override.expires_at_s) if override is not None else None,
+        wake=record.wake,
+    )
+
+
+def slo_of(router: FunctionRecord) -> Slo:
+    """The objective in `KEYSTAGE_SLO` of a router function; none if it cannot be read: defaults hold."""
+    text = router.deployment.envVars.get("KEYSTAGE_SLO", "")
+    try:
+        return msgspec.json.decode(text, type=Slo) if text else Slo()
+    except msgspec.DecodeError:  # ValidationError included: the router itself refuses such a value by name
+        return Slo()
+
+
+def _start_s(seen: Seen, record: FunctionRecord) -> float | None:
+    """Median seconds from start to ready of the function's ready replicas."""
+    times_s = [
+        r.ready_at_s - r.started_at_s
+        for r in seen.replicas
+        if r.function == record.deployment.service
+        and r.state == "ready"
+        and r.ready_at_s >= r.started_at_s > 0
+    ]
+    return statistics.median(times_s) if times_s else None
+
+
+def _counters(stats: RouterStats, stage: int) -> Counters:
+    found = next((c for c in stats.stages if c.stage == stage), None)
+    if found is None:
+        return Counters()
+    return Counters(
+        arrivals=found.arrivals,
+        gap_sum_s=found.gap_sum_s,
+        gap_sq_sum_s2=found.gap_sq_sum_s2,
+        services=found.services,
+        service_sum_s=found.service_sum_s,
+        service_sq_sum_s2=found.service_sq_sum_s2,
+        sojourn_sum_s=found.sojourn_sum_s,
+        queue=found.queue,
+        in_flight=found.in_flight,
+    )
+
+
+def _workers(stats: Sequence[RouterStats], stage: int) -> tuple[WorkerSample, ...]:
+    """Ready workers of a stage. Each router knows a worker's whole busy time, so the first telling counts."""
+    found: dict[str, WorkerSample] = {}
+    for worker in (w for s in stats for w in s.replicas):
+        if worker.state != "ready" or stage not in worker.stages or worker.replica in found:
+            continue
+        place = worker.stages.index(stage)
+        found[worker.replica] = WorkerSample(
+            replica=worker.replica,
+            slots=worker.slots,
+            held_slots=worker.held_slots,
+            busy_s=worker.busy_s[place] if place < len(worker.busy_s) else None,
+            rows=worker.rows[place] if place < len(worker.rows) else None,
+        )
+    return tuple(found.values())
+
+
+def _on_cpu(record: FunctionRecord) -> bool:
+    return is_capped(record.deployment.envVars.get("KEYSTAGE_DEVICE", ""))
+
+
+def _threads(record: FunctionRecord) -> int:
+    text = record.deployment.envVars.get("KEYSTAGE_THREADS", "1")
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+
+
+def _emulated_s(record: FunctionRecord) -> float | None:
+    """Service time of one item on an emulated device: alpha + beta."""
+    device = record.deployment.envVars.get("KEYSTAGE_DEVICE", "")
+    found = dict(re.findall(r"(alpha|beta)=([0-9.eE+-]+)", device)) if device.startswith("emulated") else {}
+    try:
+        total_s = sum(float(v) for v in found.values())
+    except ValueError:
+        return None
+    return total_s if found and total_s > 0 else None
+
+
+def _label(labels: Mapping[str, str], name: str, default: int) -> int:
+    text = labels.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default

@@ -1,0 +1,86 @@
+"""From final plans to actions, reports and memory: the last step of `decide`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from keystage.controller.domain.decision import (
+    Action,
+    ClearWake,
+    KeyStage,
+    LiftOverride,
+    PublishKeyStages,
+    SetReplicas,
+    StageReport,
+)
+from keystage.controller.domain.snapshot import FunctionView
+from keystage.controller.domain.state import StageState
+from keystage.controller.policy.plan import Plan
+
+
+def plain(scale: FunctionView) -> Plan:
+    """A router or plain function: nobody measures it, so it keeps its number within bounds and intents."""
+    return Plan(scale=scale, wanted=scale.current, corrected=scale.current, reason="as it is")
+
+
+def difference(plan: Plan, at_s: float) -> list[Action]:
+    """What has to be stated anew for one function."""
+    scale = plan.scale
+    actions: list[Action] = []
+    if scale.desired != plan.wanted:
+        actions.append(SetReplicas(scale.function, plan.wanted))
+    if scale.override is not None and not plan.is_override:  # expired, or zero while a request waits
+        actions.append(LiftOverride(scale.function))
+    if scale.wake and scale.ready > 0 and plan.wanted > 0:
+        actions.append(ClearWake(scale.function))
+    return actions
+
+
+def publication(
+    pipeline: str, plans: Sequence[Plan], before: tuple[int, ...]
+) -> tuple[list[Action], tuple[int, ...]]:
+    """The key-stage list if its order is new, and the order in force."""
+    if not plans or any(p.is_held for p in plans):
+        return [], before
+    ranked = sorted(plans, key=lambda p: p.rank)
+    order = tuple(p.stage for p in ranked)
+    if order == before:
+        return [], before
+    ranking = tuple(KeyStage(p.stage, round(p.score, 4)) for p in ranked)
+    return [PublishKeyStages(pipeline, ranking)], order
+
+
+def remembered(plan: Plan, at_s: float) -> StageState:
+    """The stage's memory, with the time of a change of its number (by anybody)."""
+    memory = plan.memory
+    is_first = memory.desired is None and plan.scale.desired == plan.wanted
+    if memory.desired == plan.wanted:
+        return memory
+    acted_at_s = memory.acted_at_s if is_first else at_s
+    return msgspec.structs.replace(memory, desired=plan.wanted, acted_at_s=acted_at_s)
+
+
+def report(plan: Plan) -> StageReport:
+    """The numbers behind a decision."""
+    known = plan.known
+    capacity_rps = (
+        (known.capacity_rps or 0.0) * plan.scale.ready * (known.slots or 1.0 if plan.is_session else 1.0)
+    )
+    utilisation = known.arrival_rps / capacity_rps if known.arrival_rps is not None and capacity_rps else None
+    return StageReport(
+        function=plan.scale.function,
+        replicas=plan.wanted,
+        wanted=plan.corrected,
+        reason=plan.reason,
+        arrival_rps=known.arrival_rps,
+        arrival_scv=known.arrival_scv,
+        service_s=known.service_s,
+        utilisation_ratio=utilisation,
+        sojourn_s=known.sojourn_s,
+        model_s=plan.model_s,
+        share_s=plan.share_s,
+        queue=known.queue,
+        trim=plan.trim,
+    )

@@ -1,0 +1,64 @@
+"""Settings of the policy: plain data with the reason of every default.
+
+Read by `decide` and written with every decision to the log, so that a replay uses the same.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from keystage.controller.maths.estimator import EstimatorSettings
+from keystage.controller.maths.pid import PidGains
+
+
+class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the corrector, the damping and the ranking behave.
+
+    Attributes:
+        estimator: windows and priors.
+        gains: of the PID trim.
+        start_s: seconds a replica takes to get ready until one was measured.
+        drain_ratio: a backlog shall be gone within this part of the deadline: what waits now then
+            still arrives in time.
+        drain_start_ratio: ... but not faster than this many start times: a replica that takes 45 s
+            to start is no answer to a burst of one second.
+        drain_s: ... and never faster than this (a few ticks: sampling noise is not a burst).
+        hold_s: fewer replicas must have sufficed for this long before one is given back.
+        hold_start_ratio: ... or for this many start times, whichever is longer: what is slow to
+            get is given back slowly.
+        carry_ratio: a replica is given back only if the rest stays below this utilisation.
+        busy_ratio: workers busier than this are compute-bound (looping): slots would not help.
+        wait_ttft_ratio: part of the TTFT objective a session may wait for a slot; the rest is for
+            its prefill.
+        ttft_s: TTFT where the pipeline states none: people notice answers later than this.
+        deadline_service_ratio: deadline in service times where the pipeline states none.
+        least_wait_ratio: a share without room for waiting still allows waits of this many service
+            times; less would ask for endless replicas.
+        rank_ratio: an order of key stages is replaced when a later stage exceeds an earlier one by
+            this factor (estimates of equal stages swap at every tick otherwise).
+        forget_s: time constant in which the trim's integral, and what a new leader found, fade.
+        settle_s: after an action took effect the trim stays frozen for this long, so that queues of
+            before are not held against the new number.
+    """
+
+    estimator: EstimatorSettings = EstimatorSettings()
+    gains: PidGains = PidGains()
+    start_s: float = 2.0
+    drain_ratio: float = 0.8
+    drain_start_ratio: float = 0.25
+    drain_s: float = 0.2
+    hold_s: float = 6.0
+    hold_start_ratio: float = 2.0
+    carry_ratio: float = 0.9
+    busy_ratio: float = 0.85
+    wait_ttft_ratio: float = 0.5
+    ttft_s: float = 2.0
+    deadline_service_ratio: float = 10.0
+    least_wait_ratio: float = 0.1
+    rank_ratio: float = 1.2
+    forget_s: float = 30.0
+    settle_s: float = 1.0
+
+
+MOST_REPLICAS = 1000
+"""No function gets more, whatever labels say: a mistyped label must not fill a cluster."""
