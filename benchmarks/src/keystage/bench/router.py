@@ -37,15 +37,13 @@ ROUNDS = 5
 ROUND_S = 6.0
 
 
-def run(rounds: int = ROUNDS, round_s: float = ROUND_S, concurrency: int = CONCURRENCY) -> BenchResult:
-    """Measures throughput and added latency.
+def run(*, quick: bool = False) -> BenchResult:
+    """Measures throughput and added latency, in rounds of router, FastAPI and single requests.
 
     Args:
-        rounds: rounds; each measures the router, the FastAPI application and single requests.
-        round_s: seconds per measurement.
-        concurrency: requests in flight.
+        quick: two rounds only.
     """
-    return asyncio.run(_run(rounds, round_s, concurrency))
+    return asyncio.run(_run(2 if quick else ROUNDS, ROUND_S, CONCURRENCY))
 
 
 async def _run(rounds: int, round_s: float, concurrency: int) -> BenchResult:
@@ -140,9 +138,12 @@ def _result(
     }
     share = ", ".join(f"{part} {1e3 * seconds:.2f} ms" for part, seconds in per_request.items())
     busy = (used["router"] + used["workers"] + client_s) / elapsed_s
-    notes = [
+    how = (
         f"{concurrency} requests of {REQUEST_BYTES} bytes in flight, {TOKENS} tokens streamed each, "
-        f"{WAVES} waves on the path",
+        f"{WAVES} waves on the path"
+    )
+    notes = [
+        how,
         f"failed: {sum(report.failed for report in load)} of {requests}",
         f"where the time goes, CPU per request: {share}; {busy:.2f} cores busy in all",
     ]

@@ -223,9 +223,15 @@ class Introduce(Message, frozen=True, array_like=True, tag=True):
     """The router does not know the sender (it restarted, or gave the sender up): say `Hello` again.
 
     Whatever the worker holds for this router is void: the router has forgotten or moved it.
+
+    Attributes:
+        wire: wire version the router speaks.
+        first: base of this incarnation's session numbers; rows of sessions below it, still on their
+            way from workers that have not heard of the restart, are void too.
     """
 
     wire: int
+    first: int = 0
 
 
 class Route(Message, frozen=True, array_like=True, tag=True):
@@ -246,6 +252,8 @@ class Route(Message, frozen=True, array_like=True, tag=True):
 
 class Unroute(Message, frozen=True, array_like=True, tag=True):
     """Paths that are gone and workers that died: drop waves, free their ring slots.
+
+    A death is told to every living worker: slots and mappings may be left of paths long gone.
 
     Attributes:
         paths: path identifiers to forget.

@@ -125,13 +125,22 @@ class PeerRings:
 
     def __init__(self) -> None:
         self._maps: dict[tuple[int, int], memoryview] = {}
+        self._pid_of: dict[str, int] = {}
 
-    def view(self, ref: TensorRef) -> memoryview:
+    def view(self, ref: TensorRef, owner: str = "") -> memoryview:
         """The bytes a reference names, without a copy; valid until the slot's `Ack`.
+
+        Args:
+            ref: where the bytes lie.
+            owner: inbox address of the producer, by which `forget` finds the mapping.
 
         Raises:
             RingError: the owner is gone, is no ring, or the range lies outside of it.
         """
+        if owner and self._pid_of.get(owner) != ref.pid:
+            # The producer was started anew under its old address.
+            self.forget(owner)
+            self._pid_of[owner] = ref.pid
         whole = self._maps.get((ref.pid, ref.fd))
         if whole is None:
             whole = self._open(ref.pid, ref.fd)
@@ -142,8 +151,9 @@ class PeerRings:
             )
         return whole[ref.offset : ref.offset + ref.nbytes]
 
-    def forget(self, pid: int) -> None:
-        """Drops the mappings of a dead process (its id may be used again)."""
+    def forget(self, owner: str) -> None:
+        """Drops the mappings of a dead producer: its memory is freed, its id may be used again."""
+        pid = self._pid_of.pop(owner, None)
         for key in [key for key in self._maps if key[0] == pid]:
             del self._maps[key]
 

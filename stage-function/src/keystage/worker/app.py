@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import zmq
 from pydantic import ValidationError
 
 from keystage.bundle.api import Pipeline
@@ -55,7 +56,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         engine, mailbox = _load(config, status)
-    except (BundleError, SplitError, WorkerError, StageError, ValueError) as error:
+    except (BundleError, SplitError, WorkerError, StageError, ValueError, OSError, zmq.ZMQError) as error:
         status.state, status.reason = WorkerState.FAILED, str(error)
         print(f"keystage worker {config.replica}: {error}", file=sys.stderr)  # noqa: T201
         return 2

@@ -73,7 +73,8 @@ class Engine:
         self._outbox = TensorOutbox(mailbox, ring)
         self._granted: dict[str, tuple[int, int]] = {}
         self._drain_until_s: float | None = None
-        rings = PeerRings()
+        self._paid_s = 0.0
+        self._rings = rings = PeerRings()
         self._looping = LoopingWork(settings, pipeline, executor, self._outbox, rings, events, status)
         self._single = SinglePassWork(settings, executor, self._outbox, rings, events, status)
         self._is_looping = pipeline.execution == "looping"
@@ -92,6 +93,10 @@ class Engine:
                 self._work()
             now_s = time.monotonic()
             self._status.beat_s = now_s
+            if self._outbox.owes and now_s - self._paid_s >= ACK_DELAY_S:
+                # A worker that others keep busy must not starve a producer of its slots.
+                self._outbox.pay()
+                self._paid_s = now_s
             if now_s >= next_beat_s:
                 self._beat()
                 next_beat_s = now_s + HEARTBEAT_S
@@ -128,13 +133,14 @@ class Engine:
                 self._single.receive(sender, message)
             case api.Release() | api.Cancel():
                 self._looping.release(message.sessions, message.epochs)
-                self._single.release(message.sessions, message.epochs)
+                self._single.release(sender, message.sessions, message.epochs)
             case api.Route():
                 self._looping.add_path(sender, message)
             case api.Unroute():
                 self._looping.remove_paths(message.paths)
                 for address in message.dead:
                     self._outbox.forget(address)
+                    self._rings.forget(address)
             case api.Introduce():
                 self._on_introduce(sender, message)
             case api.Drain():
@@ -148,7 +154,7 @@ class Engine:
                 "router %s speaks wire version %d, this worker %d", router, message.wire, api.WIRE_VERSION
             )
             return
-        self._looping.forget_router(router)
+        self._looping.forget_router(router, message.first)
         self._single.forget_router(router)
         self._introduce(router)
 
@@ -183,6 +189,8 @@ class Engine:
             body, answer = self._status.calls.get_nowait()
         except queue.Empty:
             return
+        if not answer.set_running_or_notify_cancel():
+            return  # the caller has given up waiting
         try:
             answer.set_result(self._executor.single(body))
         except StageError as error:
@@ -244,6 +252,7 @@ class Engine:
         if is_empty or now_s >= self._drain_until_s:
             if not is_empty:
                 log.warning("drain time is over with %d sessions held", len(self._looping))
+            self._outbox.pay()
             for router in self._settings.routers:
                 self._mailbox.send(router, api.Bye(self._settings.replica))
             self._status.state = advance(self._status.state, WorkerState.STOPPED)

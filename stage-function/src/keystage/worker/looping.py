@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from functools import partial
 
 from keystage.bundle.api import Pipeline
@@ -22,6 +22,9 @@ from keystage.worker.settings import EngineSettings, Status
 from keystage.worker.waves import Wave, WaveFormer
 
 log = logging.getLogger(__name__)
+
+GONE_PATHS = 4096
+"""Unrouted paths remembered: their last waves arrive within seconds, paths go with workers only."""
 
 
 class LoopingWork:
@@ -52,6 +55,7 @@ class LoopingWork:
         self._routes: dict[int, tuple[str, api.Route]] = {}
         self._turn: deque[int] = deque()
         self._steps: deque[tuple[api.Step, bytes | None]] = deque()
+        self._gone: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -76,11 +80,20 @@ class LoopingWork:
             self._turn.append(route.path)
 
     def remove_paths(self, paths: list[int]) -> None:
-        """Paths are gone; their sessions come again under a higher epoch."""
+        """Paths are gone; their sessions come again under a higher epoch, their waves end here.
+
+        A wave sent on to a dead worker would keep its ring slot for ever.
+        """
         for path in paths:
+            self._gone[path] = None
+            if len(self._gone) > GONE_PATHS:
+                self._gone.popitem(last=False)
             if self._routes.pop(path, None) is not None:
                 self._former.remove_path(path)
                 self._turn.remove(path)
+        steps, self._steps = self._steps, deque()
+        for step, payload in steps:
+            self.receive(step, payload)
 
     def start(self, router: str, specs: list[api.SessionSpec]) -> None:
         """Takes sessions for paths owned here; refuses those of unknown paths, retryably."""
@@ -100,15 +113,18 @@ class LoopingWork:
             if self._table.release(session, epoch):
                 self._executor.close(session)
 
-    def forget_router(self, router: str) -> None:
-        """A router restarted: all it owned here is void."""
+    def forget_router(self, router: str, first: int) -> None:
+        """A router restarted: all it owned here is void, and sessions numbered below `first` stay so."""
+        self._table.void_below(router, first)
         for session, epoch in self._table.of_router(router):
             self.release([session], [epoch])
         self.remove_paths([path for path, (owner, _) in self._routes.items() if owner == router])
 
     def receive(self, step: api.Step, payload: bytes | None) -> None:
-        """A wave arrives: to be run here, or back at its owner."""
-        if step.stage == 0:
+        """A wave arrives: to be run here, or back at its owner; one of a gone path is dropped."""
+        if step.path in self._gone:
+            self._acknowledge(step)
+        elif step.stage == 0:
             self._former.returned(step.path, step.rows, step.tokens)
         else:
             self._steps.append((step, payload))
@@ -145,11 +161,16 @@ class LoopingWork:
         activation = None
         if step.ref is not None:
             try:
-                data = memoryview(payload) if payload is not None else self._rings.view(step.ref)
+                data = memoryview(payload or b"")
+                if payload is None:
+                    data = self._rings.view(step.ref, step.sender)
                 activation = Activation(step.ref.dtype, step.ref.shape, data)
             except RingError as error:
-                log.warning("wave %d of path %d lost its tensor: %s", step.wave, step.path, error)
+                self._fail(step.router, step.rows, str(error), retryable=True)
         self._run(step, [], activation)
+        self._acknowledge(step)
+
+    def _acknowledge(self, step: api.Step) -> None:
         if step.ref is not None and step.ref.pid:
             self._outbox.taken(step.sender, step.ref.slot)
 
@@ -177,7 +198,7 @@ class LoopingWork:
     ) -> tuple[api.StepRows, list[int], Activation | None]:
         """Drops stale rows from the wave and opens the sessions that begin here."""
         rows = step.rows
-        admission = self._table.admit(rows, step.router)
+        admission = self._table.admit(rows, step.router, step.stage)
         for session, tokens in admission.opened:
             self._executor.open(session, tokens)
         if admission.refused:

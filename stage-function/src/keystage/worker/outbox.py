@@ -59,6 +59,10 @@ class TensorOutbox:
             kept = Activation(activation.dtype, activation.shape, memoryview(bytes(activation.data)))
             self._kept.append((to, kept, build))
 
+    def fits(self, activation: Activation) -> bool:
+        """Whether the ring, when empty, has room for the tensor."""
+        return self._ring.ledger.fits(activation.data.nbytes)
+
     def park(self, activation: Activation) -> api.TensorRef | None:
         """Puts a tensor into the ring without telling anybody; None when there is no room."""
         return self._ring.write(activation.data, activation.dtype, activation.shape)

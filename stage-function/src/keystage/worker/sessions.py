@@ -21,13 +21,14 @@ class Held:
 
     Attributes:
         epoch: path epoch.
-        length: token positions in its KV state.
+        lengths: token positions in its KV state, by the stage at which a wave enters this worker: a
+            path may leave a worker of several stages and come back to it.
         reserved: token positions reserved.
         router: inbox address of the router that owns it.
     """
 
     epoch: int
-    length: int
+    lengths: dict[int, int]
     reserved: int
     router: str
 
@@ -59,19 +60,29 @@ class SessionTable:
         self.reserved = 0
         self._held: dict[int, Held] = {}
         self._released: OrderedDict[int, int] = OrderedDict()
+        self._first: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def admit(self, rows: StepRows, router: str) -> Admission:
-        """Checks every row and advances the lengths of those that run."""
+    def admit(self, rows: StepRows, router: str, stage: int) -> Admission:
+        """Checks every row and advances the lengths of those that run.
+
+        Args:
+            rows: the wave.
+            router: inbox address of the router that owns its path.
+            stage: first stage that is to be run.
+        """
         keep: list[int] = []
         opened: list[tuple[int, int]] = []
         refused: list[int] = []
+        first = self._first.get(router, 0)
         for i, session in enumerate(rows.sessions):
             epoch, position, opens = rows.epochs[i], rows.positions[i], rows.opens[i]
             held = self._held.get(session)
             if epoch <= self._released.get(session, -1) or (held is not None and held.epoch > epoch):
+                continue
+            if session < first:
                 continue
             if opens and (held is None or held.epoch < epoch):
                 before = held.reserved if held is not None else 0
@@ -79,11 +90,11 @@ class SessionTable:
                     refused.append(i)
                     continue
                 self.reserved += opens - before
-                held = self._held[session] = Held(epoch, 0, opens, router)
+                held = self._held[session] = Held(epoch, {}, opens, router)
                 opened.append((session, opens))
-            if held is None or held.epoch != epoch or held.length != position:
+            if held is None or held.epoch != epoch or held.lengths.get(stage, 0) != position:
                 continue
-            held.length += rows.counts[i]
+            held.lengths[stage] = position + rows.counts[i]
             keep.append(i)
         return Admission(keep, opened, refused)
 
@@ -99,6 +110,10 @@ class SessionTable:
         self.reserved -= held.reserved
         del self._held[session]
         return True
+
+    def void_below(self, router: str, first: int) -> None:
+        """Sessions of a router numbered below `first` are of an earlier incarnation: never open them."""
+        self._first[router] = first
 
     def reservation(self, session: int) -> int:
         """Reserved positions of a session, 0 when it is not held."""

@@ -7,6 +7,7 @@ them because the request is gone.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import deque
@@ -19,6 +20,26 @@ from keystage.worker.outbox import TensorOutbox
 from keystage.worker.settings import EngineSettings, Status
 
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch that was run: whose, which stage, waited and computed for how long."""
+
+    router: str
+    stage: int
+    started_s: float
+    compute_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Output:
+    """One output that has no place in the ring yet."""
+
+    batch: _Batch
+    session: int
+    epoch: int
+    activation: Activation
 
 
 class SinglePassWork:
@@ -40,17 +61,17 @@ class SinglePassWork:
         self._events = events
         self._status = status
         self._batches: deque[tuple[str, api.Work | api.Fetch, float]] = deque()
-        self._parked: dict[tuple[int, int], int] = {}
-        self._parked_by_slot: dict[int, tuple[int, int]] = {}
-        self._unparked: deque[tuple[str, api.Work | api.Fetch, list[Activation], float, float]] = deque()
+        self._parked: dict[tuple[str, int, int], int] = {}
+        self._parked_by_slot: dict[int, tuple[str, int, int]] = {}
+        self._unparked: deque[_Output] = deque()
 
     def __len__(self) -> int:
-        waiting = sum(len(batch.sessions) for _, batch, _ in self._batches)
-        return waiting + sum(len(entry[1].sessions) for entry in self._unparked)
+        return sum(len(batch.sessions) for _, batch, _ in self._batches) + len(self._unparked)
 
     def held_by(self, router: str) -> int:
         """Items of one router."""
-        return sum(len(batch.sessions) for sender, batch, _ in self._batches if sender == router)
+        waiting = sum(len(batch.sessions) for sender, batch, _ in self._batches if sender == router)
+        return waiting + sum(output.batch.router == router for output in self._unparked)
 
     def receive(self, router: str, batch: api.Work | api.Fetch) -> None:
         """A batch arrives."""
@@ -63,18 +84,23 @@ class SinglePassWork:
             if key is not None:
                 del self._parked[key]
 
-    def release(self, sessions: list[int], epochs: list[int]) -> None:
-        """The requests are gone: frees their parked outputs."""
-        slots = [self._parked[key] for key in zip(sessions, epochs, strict=True) if key in self._parked]
+    def release(self, router: str, sessions: list[int], epochs: list[int]) -> None:
+        """The requests of a router are gone: frees their parked outputs."""
+        keys = ((router, session, epoch) for session, epoch in zip(sessions, epochs, strict=True))
+        slots = [self._parked[key] for key in keys if key in self._parked]
         self.acknowledged(slots)
         self._outbox.acknowledge(slots)
 
     def forget_router(self, router: str) -> None:
-        """A router restarted: what it had parked here is void."""
+        """A router restarted: what it wanted run, and what it had parked here, is void."""
+        for sender, batch, _ in self._batches:
+            if sender == router:
+                self._acknowledge(batch)
         self._batches = deque(entry for entry in self._batches if entry[0] != router)
-        self._outbox.acknowledge(list(self._parked.values()))
-        self._parked.clear()
-        self._parked_by_slot.clear()
+        self._unparked = deque(output for output in self._unparked if output.batch.router != router)
+        slots = [slot for key, slot in self._parked.items() if key[0] == router]
+        self.acknowledged(slots)
+        self._outbox.acknowledge(slots)
 
     def has_work(self) -> bool:
         """Whether `run_one` would run something."""
@@ -83,9 +109,7 @@ class SinglePassWork:
     def run_one(self) -> None:
         """Parks what found no room before; else runs the oldest batch."""
         if self._unparked:
-            entry = self._unparked.popleft()
-            if not self._park(*entry):
-                self._unparked.appendleft(entry)
+            if not self._park():
                 # Only an Ack makes room: give the loop a moment instead of spinning.
                 time.sleep(0.0005)
             return
@@ -95,6 +119,8 @@ class SinglePassWork:
         started_s = time.perf_counter()
         try:
             outputs = self._executor.batch(batch.stage, self._inputs(batch))
+            if batch.more:
+                self._check_fits(outputs)
         except (StageError, RingError) as error:
             retryable = isinstance(error, RingError) or error.retryable
             log.warning("batch of %d failed: %s", len(batch.sessions), error)
@@ -115,8 +141,12 @@ class SinglePassWork:
             compute_s=round(compute_s, 6),
         )  # fmt: skip
         if batch.more:
-            if not self._park(router, batch, outputs, started_s - received_s, compute_s):
-                self._unparked.append((router, batch, outputs, started_s - received_s, compute_s))
+            done = _Batch(router, batch.stage, started_s - received_s, compute_s)
+            self._unparked.extend(
+                _Output(done, session, epoch, output)
+                for session, epoch, output in zip(batch.sessions, batch.epochs, outputs, strict=True)
+            )
+            self._park()
             return
         self._outbox.send(
             router,
@@ -139,35 +169,56 @@ class SinglePassWork:
                 Activation(batch.dtype, shape, memoryview(payload))
                 for shape, payload in zip(batch.shapes, batch.payloads, strict=True)
             ]
-        return [Activation(ref.dtype, ref.shape, self._rings.view(ref)) for ref in batch.refs]
+        return [
+            Activation(ref.dtype, ref.shape, self._rings.view(ref, producer))
+            for ref, producer in zip(batch.refs, batch.producers, strict=True)
+        ]
+
+    def _check_fits(self, outputs: list[Activation]) -> None:
+        for output in outputs:
+            if not self._outbox.fits(output):
+                raise StageError(
+                    f"an output of {output.data.nbytes} bytes at {self._settings.replica} exceeds its ring "
+                    "(KEYSTAGE_RING_BYTES)"
+                )
 
     def _acknowledge(self, batch: api.Work | api.Fetch) -> None:
         if isinstance(batch, api.Fetch):
             for producer, ref in zip(batch.producers, batch.refs, strict=True):
                 self._outbox.taken(producer, ref.slot)
 
-    def _park(
-        self,
-        router: str,
-        batch: api.Work | api.Fetch,
-        outputs: list[Activation],
-        started_s: float,
-        compute_s: float,
-    ) -> bool:
-        refs: list[api.TensorRef] = []
-        for output in outputs:
-            ref = self._outbox.park(output)
-            if ref is None:
-                self._outbox.acknowledge([taken.slot for taken in refs])
-                return False
-            refs.append(ref)
-        for key, ref in zip(zip(batch.sessions, batch.epochs, strict=True), refs, strict=True):
-            self._parked[key] = ref.slot
-            self._parked_by_slot[ref.slot] = key
-        self._outbox.send(
-            router,
-            api.Parked(
-                self._settings.replica, batch.stage, batch.sessions, batch.epochs, refs, started_s, compute_s
-            ),
-        )
-        return True
+    def _park(self) -> bool:
+        """Parks outputs, oldest first, while the ring has room; False when the first found none.
+
+        Room for a whole batch at once may never come, so a batch may be announced in parts.
+        """
+        has_moved = False
+        while self._unparked:
+            batch = self._unparked[0].batch
+            parked: list[tuple[_Output, api.TensorRef]] = []
+            while self._unparked and self._unparked[0].batch is batch:
+                output = self._unparked[0]
+                ref = self._outbox.park(output.activation)
+                if ref is None:
+                    break
+                self._unparked.popleft()
+                parked.append((output, ref))
+                key = (batch.router, output.session, output.epoch)
+                self._parked[key] = ref.slot
+                self._parked_by_slot[ref.slot] = key
+            if not parked:
+                break
+            has_moved = True
+            self._outbox.send(
+                batch.router,
+                api.Parked(
+                    self._settings.replica,
+                    batch.stage,
+                    [output.session for output, _ in parked],
+                    [output.epoch for output, _ in parked],
+                    [ref for _, ref in parked],
+                    batch.started_s,
+                    batch.compute_s,
+                ),
+            )
+        return has_moved

@@ -136,6 +136,9 @@ class WaveFormer:
         share = min(self.max_rows, math.ceil(active / path.bound))
         decode = [s for s in ready if s.sent and len(s.tokens) - s.sent == 1]
         prefill = [s for s in ready if not (s.sent and len(s.tokens) - s.sent == 1)]
+        if share == 1 and not (decode and decode[0] is ready[0]):
+            # With one row a wave neither kind may always go first: who waited longest does.
+            decode = []
         # A waiting prompt has a row at least, or a full set of decoding sessions would starve it.
         decode = decode[: min(share - bool(prefill and share > 1), self.budget_tokens)]
         chosen = [(session, 1) for session in decode]

@@ -1,0 +1,86 @@
+"""The one command, `keystage`: each sub-command reads its flags and calls its part.
+
+Parts are imported inside the commands, so that `keystage --help` is quick and an image without
+torch can still run the others. Errors of a part are one line on standard error and its exit code;
+a traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keystage.cli import bench, pipelines, world
+
+app = typer.Typer(
+    name="keystage",
+    help="Serve models too large for one GPU as independently scaled stage functions.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+app.command(name="run")(world.run)
+app.command(name="up")(world.up)
+app.command(name="demo")(world.demo)
+app.command(name="load")(world.load)
+app.command(name="split")(pipelines.split)
+app.command(name="emulate")(pipelines.emulate)
+app.command(name="profile")(pipelines.profile)
+app.command(name="bench")(bench.bench)
+
+
+@app.command()
+def worker() -> None:
+    """Run a stage function (configured by KEYSTAGE_* variables)."""
+    from keystage.worker.app import main as run_worker
+
+    raise typer.Exit(run_worker())
+
+
+@app.command()
+def router() -> None:
+    """Run a router function (configured by KEYSTAGE_* variables)."""
+    from keystage.router.app import main as run_router
+
+    raise typer.Exit(run_router())
+
+
+@app.command()
+def gateway() -> None:
+    """Run the gateway (configured by KEYSTAGE_* variables)."""
+    from keystage.gateway.app import main as run_gateway
+
+    raise typer.Exit(run_gateway())
+
+
+@app.command()
+def controller() -> None:
+    """Run the controller (configured by KEYSTAGE_* variables)."""
+    from keystage.controller.app import main as run_controller
+
+    raise typer.Exit(run_controller())
+
+
+@app.command(name="replay-decisions")
+def replay_decisions(
+    file: Annotated[Path, typer.Argument(help="decisions.jsonl of a controller")],
+) -> None:
+    """Run the policy again on every logged snapshot; exit 1 if any decision differs."""
+    from keystage.controller.app import replay_decisions as replay
+
+    raise typer.Exit(replay(file))
+
+
+def main() -> None:
+    """Entry point of the `keystage` command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

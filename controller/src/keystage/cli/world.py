@@ -1,0 +1,198 @@
+"""`keystage run`, `up`, `demo` and `load`: the local world, and traffic for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keystage.cli.errors import fail
+from keystage.cli.pipelines import bundle_folder
+from keystage.local.api import Deployment
+
+Home = Annotated[Path | None, typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)")]
+Port = Annotated[int | None, typer.Option(help="gateway port (default 8080; 0 picks a free one)")]
+
+
+def run(
+    model: Annotated[str, typer.Argument(help="model to split and serve")] = "smollm2",
+    stages: Annotated[int, typer.Option(help="number of stages")] = 4,
+    once: Annotated[bool, typer.Option("--once", help="end after the report")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
+    duration: Annotated[float, typer.Option(help="seconds of replay")] = 60.0,
+    seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or emulated:alpha=..,beta=..")] = "cpu",
+    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("out"),
+    home: Home = None,
+    port: Port = None,
+) -> None:
+    """The main job: split a model, serve it, replay bursty traffic, report, keep serving."""
+    from keystage.bundle.errors import BundleError, SplitError
+    from keystage.bundle.split import split
+    from keystage.local.up import UpOptions
+    from keystage.local.up import run as run_up
+
+    name = Path(model).stem.lower().replace("_", "-").replace(".", "-")
+    if trace is not None:
+        _check_trace(trace)
+    try:
+        folder = split(model, stages, "time" if device == "cpu" else "parameters", bundle_folder(name), name)
+    except (SplitError, BundleError) as error:
+        fail(error, error.exit_code)
+    job = [sys.executable, "-m", "keystage.cli.main", "demo", "{gateway}", name]
+    job += ["--duration", str(duration), "--seed", str(seed), "--out", str(out)]
+    if trace is not None:
+        job += ["--trace", str(trace)]
+    options = UpOptions(
+        home=home,
+        gateway_port=port,
+        deployments=tuple(_deployments(folder, device)),
+        job=tuple(job),
+        once=once,
+    )
+    raise typer.Exit(run_up(options))
+
+
+def up(
+    bundles: Annotated[list[str] | None, typer.Argument(help="bundle folders to deploy")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or emulated:alpha=..,beta=..")] = "cpu",
+    home: Home = None,
+    port: Port = None,
+    controller: Annotated[bool, typer.Option(help="run the controller")] = True,
+) -> None:
+    """Gateway, controller and pipelines on this machine, until Ctrl-C."""
+    from keystage.local.up import UpOptions
+    from keystage.local.up import run as run_up
+
+    deployments = [d for bundle in bundles or [] for d in _deployments(Path(bundle), device)]
+    options = UpOptions(home=home, gateway_port=port, controller=controller, deployments=tuple(deployments))
+    raise typer.Exit(run_up(options))
+
+
+def demo(
+    gateway: Annotated[str, typer.Argument(help="gateway address")],
+    pipeline: Annotated[str, typer.Argument(help="pipeline name")],
+    trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
+    duration: Annotated[float, typer.Option(help="seconds of replay")] = 60.0,
+    seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 1,
+    context: Annotated[int, typer.Option(help="token positions the model admits")] = 2048,
+    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("out"),
+    home: Home = None,
+) -> None:
+    """Measure capacity, replay bursty traffic at 60 % of it, and report."""
+    from keystage.loadgen.app import demo as run_demo
+    from keystage.loadgen.capacity import TargetError
+    from keystage.loadgen.monitor import Credentials
+    from keystage.loadgen.options import OptionError
+    from keystage.loadgen.trace import TraceError
+    from keystage.local.config import LocalSettings
+    from keystage.local.errors import LocalError
+    from keystage.local.home import read_credentials
+
+    try:
+        user, password = read_credentials((home or LocalSettings().home) / "credentials")
+        credentials: Credentials | None = Credentials(user, password)
+    except (LocalError, OSError):
+        credentials = None  # the report then lacks replica counts, and says so
+    try:
+        report = run_demo(
+            gateway,
+            pipeline,
+            trace,
+            duration,
+            seed,
+            context_tokens=context,
+            credentials=credentials,
+            out=out,
+            notes=tuple(_cpu_notes()),
+        )
+    except (OptionError, TraceError) as error:
+        fail(error, 2)
+    except TargetError as error:
+        fail(error, 1)
+    raise typer.Exit(1 if report.requests.failed or not report.requests.served else 0)
+
+
+def load(
+    url: Annotated[str, typer.Argument(help="http://GATEWAY/function/PIPELINE, or a router's address")],
+    target: Annotated[str, typer.Option(help="openai, function or raw")] = "openai",
+    rate: Annotated[float | None, typer.Option(help="arrivals per second")] = None,
+    cv: Annotated[float | None, typer.Option(help="coefficient of variation of gamma arrivals")] = None,
+    duration: Annotated[float | None, typer.Option(help="seconds")] = None,
+    seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 0,
+    trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
+    speed: Annotated[float | None, typer.Option(help="replay the trace this many times as fast")] = None,
+    scale_lengths: Annotated[float, typer.Option(help="divide the trace's token lengths by this")] = 16.0,
+    context: Annotated[int, typer.Option(help="token positions the model admits")] = 2048,
+    body_bytes: Annotated[int, typer.Option(help="body size for target raw")] = 4096,
+    temperature: Annotated[float, typer.Option(help="sampling temperature")] = 0.0,
+    slo_ttft: Annotated[float | None, typer.Option(help="bound on TTFT (s)")] = None,
+    slo_tpot: Annotated[float | None, typer.Option(help="bound on TPOT (s)")] = None,
+    slo_latency: Annotated[float | None, typer.Option(help="bound on the whole answer (s)")] = None,
+    max_rate: Annotated[float, typer.Option(help="refuse faster schedules")] = 2000.0,
+    timeout: Annotated[float, typer.Option(help="a request fails after this long (s)")] = 300.0,
+    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("out"),
+) -> None:
+    """Replay open-loop traffic against a pipeline and report."""
+    from keystage.loadgen.app import load as run_load
+    from keystage.loadgen.options import LoadOptions
+
+    if target not in ("openai", "function", "raw"):
+        fail(f"--target must be openai, function or raw, got {target!r}", 2)
+    options = LoadOptions(
+        url=url,
+        target="openai" if target == "openai" else "function" if target == "function" else "raw",
+        rate_rps=rate,
+        cv=cv,
+        duration_s=duration,
+        seed=seed,
+        trace=trace,
+        speed=speed,
+        scale_lengths=scale_lengths,
+        context_tokens=context,
+        body_bytes=body_bytes,
+        temperature=temperature,
+        slo_ttft_s=slo_ttft,
+        slo_tpot_s=slo_tpot,
+        slo_latency_s=slo_latency,
+        max_rate_rps=max_rate,
+        timeout_s=timeout,
+        out=out,
+    )
+    raise typer.Exit(run_load(options))
+
+
+def _check_trace(trace: Path) -> None:
+    """A trace that cannot be read is found before anything is started."""
+    from keystage.loadgen.trace import TraceError, read
+
+    try:
+        for _ in read(trace):
+            pass
+    except TraceError as error:
+        fail(error, 2)
+
+
+def _deployments(folder: Path, device: str) -> list[Deployment]:
+    from keystage.bundle.errors import BundleError
+    from keystage.bundle.store import bundle_path, load
+    from keystage.local.pipeline import deployments_for
+
+    try:
+        pipeline = load(folder)
+    except BundleError as error:
+        fail(error, error.exit_code)
+    return deployments_for(bundle_path(folder), pipeline, device=device)
+
+
+def _cpu_notes() -> list[str]:
+    import os
+
+    cores = len(os.sched_getaffinity(0))
+    cap = (
+        f"replicas on a real CPU are capped by its {cores} cores: beyond them another replica adds "
+        "nothing; `--device emulated:alpha=..,beta=..` shows what scaling is worth"
+    )
+    return [cap]
