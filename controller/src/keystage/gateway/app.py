@@ -16,6 +16,7 @@ import sys
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from keystage.gateway.auth import Credentials
 from keystage.gateway.backend import GatewayError
@@ -132,6 +133,11 @@ def main() -> int:
     except GatewayError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except ValidationError as error:
+        for fault in error.errors():
+            name = "_".join(str(part) for part in fault["loc"]).upper()
+            sys.stderr.write(f"KEYSTAGE_{name}={fault['input']}: {fault['msg']}\n")
+        return 2
     return 0
 
 

@@ -167,9 +167,7 @@ class Ledger:
 
     def _intend(self, name: str, intent: Intent) -> None:
         record = self._get(name)
-        if isinstance(intent.override, msgspec.UnsetType):
-            pass
-        else:
+        if not isinstance(intent.override, msgspec.UnsetType):
             if intent.override is not None:
                 check_replicas(name, intent.override.replicas)
             record = msgspec.structs.replace(record, override=intent.override)

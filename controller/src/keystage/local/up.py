@@ -1,7 +1,7 @@
 """`keystage up`: the local world in the foreground, until SIGTERM or SIGINT.
 
 The command line calls `run`; what it starts is `local.world`. Exit codes: 0 ended on request,
-1 the state folder cannot be used, 2 corrupt functions.json or a bad deployment, 3 port in use,
+1 the state folder cannot be used, 2 corrupt functions.json, a bad deployment or a bad setting, 3 port in use,
 4 state folder held by another `up`, 5 something did not become ready.
 """
 
@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from keystage.local.api import Deployment
 from keystage.local.config import LocalSettings
@@ -133,3 +135,8 @@ def run(options: UpOptions) -> int:
     except LocalError as error:
         _say(str(error))
         return error.exit_code
+    except ValidationError as error:
+        for fault in error.errors():
+            name = "_".join(str(part) for part in fault["loc"]).upper()
+            _say(f"KEYSTAGE_{name}={fault['input']}: {fault['msg']}")
+        return 2

@@ -31,6 +31,8 @@ from keystage.local.system import SystemProcess
 
 GATEWAY_HOST = "127.0.0.1"
 GATEWAY_READY_S = 30.0
+GATEWAY_RESTARTS = 3
+"""Crashes before its first answer after which it is not waited for any longer."""
 SYSTEM_STOP_S = 5.0
 
 
@@ -200,18 +202,29 @@ class LocalWorld:
         return kept
 
     async def _wait_gateway(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=GATEWAY_READY_S)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(f"{self.gateway_url}/healthz") as answer,
-            ):
-                answer.raise_for_status()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            log = self.home.logs / "_gateway.log"
-            tail = await asyncio.to_thread(
-                lambda: log.read_text(errors="replace")[-600:] if log.exists() else ""
-            )
-            raise NotReady(
-                f"the gateway did not answer within {GATEWAY_READY_S:g} s; {log} ends: {tail}"
-            ) from error
+        assert self.gateway is not None
+        asking = asyncio.create_task(_answers(f"{self.gateway_url}/healthz"))
+        while not asking.done() and self.gateway.restarts < GATEWAY_RESTARTS:
+            await asyncio.wait([asking], timeout=0.1)
+        if asking.done() and asking.result():
+            return
+        asking.cancel()
+        log = self.home.logs / "_gateway.log"
+        tail = await asyncio.to_thread(_tail, log)
+        raise NotReady(
+            f"the gateway did not answer within {GATEWAY_READY_S:g} s and {self.gateway.restarts} restarts; "
+            f"{log} ends: {tail}"
+        )
+
+
+async def _answers(url: str) -> bool:
+    timeout = aiohttp.ClientTimeout(total=GATEWAY_READY_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-400:].strip() if log.exists() else ""

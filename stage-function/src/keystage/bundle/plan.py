@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from keystage.bundle import partition
@@ -79,7 +79,11 @@ def parameters(tensors: Sequence[StageTensor]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
-def check_plan(plan: Sequence[Sequence[StageTensor]], found: Mapping[str, tuple[int, ...]]) -> None:
+def check_plan(
+    plan: Sequence[Sequence[StageTensor]],
+    found: Mapping[str, tuple[int, ...]],
+    is_derived: Callable[[str], bool],
+) -> None:
     """Proves that each parameter is there, has its shape and is held where it must be.
 
     Only a tied matrix may be held twice, under two names; a parameter of the model that no stage
@@ -88,6 +92,7 @@ def check_plan(plan: Sequence[Sequence[StageTensor]], found: Mapping[str, tuple[
     Args:
         plan: parameters of each stage.
         found: shape of each parameter of the source.
+        is_derived: whether a parameter of this name may be left out.
 
     Raises:
         SplitError: a parameter is missing, doubled, left over or of another shape.
@@ -104,14 +109,7 @@ def check_plan(plan: Sequence[Sequence[StageTensor]], found: Mapping[str, tuple[
     doubled = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]
     if doubled:
         raise SplitError(f"parameter {doubled[0]} would be held by two stages")
-    left = sorted(set(found) - {tensor.source for tensor in tensors} - _derived(found, tensors))
+    taken = {tensor.source for tensor in tensors}
+    left = sorted(name for name in set(found) - taken if not is_derived(name))
     if left:
         raise SplitError(f"parameter {left[0]} ({len(left)} in all) of the model belongs to no stage")
-
-
-def _derived(found: Mapping[str, tuple[int, ...]], tensors: Sequence[StageTensor]) -> set[str]:
-    """Stored parameters that hold nothing of their own: rotary tables, and a tied head's copy."""
-    names = {name for name in found if name.endswith(".rotary_emb.inv_freq")}
-    if not any(tensor.source == "lm_head.weight" for tensor in tensors):
-        names.add("lm_head.weight")
-    return names

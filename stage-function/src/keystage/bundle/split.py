@@ -7,6 +7,7 @@ rename the finished folder into place. Nothing half-written is ever visible unde
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -127,7 +128,7 @@ def _write_parameters(
     shape = family.shape(config)
     parts = roles(family, config, stages, method, dtype)
     plan = [family.stage_tensors(config, role) for role in parts]
-    check_plan(plan, opened.shapes())
+    check_plan(plan, opened.shapes(), functools.partial(family.is_derived, config))
     vocabulary = opened.write_vocabulary(partial)
     specs: list[StageSpec] = []
     for index, file in enumerate(write_stages(opened, plan, partial, dtype)):

@@ -170,6 +170,9 @@ class Family(Protocol):
     def end_parameters(self, config: Mapping[str, Any]) -> tuple[int, int]:
         """Parameters of the embedding, and of the final norm and head (a tied head included)."""
 
+    def is_derived(self, config: Mapping[str, Any], name: str) -> bool:
+        """Whether a stored parameter may be left out, since it follows from others."""
+
     def build(
         self,
         config: Mapping[str, Any],

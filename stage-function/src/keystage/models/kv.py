@@ -133,9 +133,9 @@ class KvSlots:
         query = mine[:, : kv_heads * group]
         place = out[span.first : span.first + span.count]
         if span.count == 1:
-            query = query.view(1, kv_heads, group, head_dim)
+            query = query.reshape(1, kv_heads, group, head_dim)
             found = functional.scaled_dot_product_attention(query, keys, values)
-            place.copy_(found.view(1, kv_heads * group, head_dim))
+            place.copy_(found.reshape(1, kv_heads * group, head_dim))
         elif span.mask is None:
             query = query.transpose(0, 1).unsqueeze(0)
             found = functional.scaled_dot_product_attention(

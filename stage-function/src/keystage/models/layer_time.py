@@ -19,7 +19,7 @@ from keystage.models.loading import sample_input
 
 _ROWS = 8
 _REPEATS = 7
-_CACHE_BYTES = 64 * 1024 * 1024
+_CACHE_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,10 @@ class LlamaFamily:
         matrix = parsed.vocab_size * parsed.hidden_size
         return matrix, matrix + parsed.hidden_size
 
+    def is_derived(self, config: Mapping[str, Any], name: str) -> bool:
+        """See `Family.is_derived`."""
+        return llama_layout.is_derived(llama_config.parse(config), name)
+
     def build(
         self,
         config: Mapping[str, Any],

@@ -6,8 +6,6 @@ views them as one matrix, without a copy, and runs one multiplication for them.
 
 from __future__ import annotations
 
-import math
-
 from keystage.models.base import StageRole, StageTensor
 from keystage.models.llama_config import LlamaConfig
 
@@ -58,6 +56,6 @@ def stage_tensors(config: LlamaConfig, role: StageRole) -> list[StageTensor]:
     return tensors
 
 
-def count(tensors: list[StageTensor]) -> int:
-    """Number of parameters."""
-    return sum(math.prod(tensor.shape) for tensor in tensors)
+def is_derived(config: LlamaConfig, name: str) -> bool:
+    """Whether a stored parameter holds nothing of its own: rotary tables, a tied head's copy."""
+    return name.endswith(".rotary_emb.inv_freq") or (config.is_tied and name == HEAD)

@@ -144,6 +144,9 @@ class LoopingCore:
             session = self._sessions.get(number)
             if session is None or session.epoch != epoch or position != len(session.tokens):
                 continue
+            if session.path is None:
+                # Back in the queue after a loss: the replay samples this token again.
+                continue
             session.tokens.append(token)
             done = session.is_complete
             self._outcomes.append(Deliver(number, [token], done))

@@ -253,7 +253,8 @@ class SinglePassCore:
         hops = [(key, hop) for _, key, hop in self._consumed] + list(self._fetched.items())
         for key, (consumer, producer) in hops:
             if dead in (consumer, producer):
-                self._fetched.pop(key, None)
+                if self._fetched.get(key) == (consumer, producer):
+                    del self._fetched[key]
                 if producer in self.fleet.workers:
                     sessions, epochs = gone.setdefault(producer, ([], []))
                     sessions.append(key[0])

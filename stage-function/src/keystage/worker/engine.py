@@ -156,6 +156,9 @@ class Engine:
             return
         self._looping.forget_router(router, message.first)
         self._single.forget_router(router)
+        if len(self._settings.routers) == 1:
+            # Peers that died meanwhile, or took this worker for dead, acknowledge nothing.
+            self._outbox.forget_all()
         self._introduce(router)
 
     def _introduce(self, router: str) -> None:

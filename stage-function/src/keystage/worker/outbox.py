@@ -109,6 +109,15 @@ class TensorOutbox:
         self._kept = deque(entry for entry in self._kept if entry[0] != peer)
         self._mailbox.forget(peer)
 
+    def forget_all(self) -> None:
+        """All that is on its way is void: frees every slot a peer owns, drops what was kept back.
+
+        A peer that still reads one computes on bytes of another wave, for a session nobody wants.
+        """
+        for peer in list(self._slots_of):
+            self.acknowledge(list(self._slots_of.pop(peer)))
+        self._kept.clear()
+
     def _try(self, to: str, activation: Activation, build: BuildMessage) -> bool:
         if not self._ring.ledger.fits(activation.data.nbytes):
             inline = api.TensorRef(activation.dtype, activation.shape, 0, 0, 0, activation.data.nbytes, 0)

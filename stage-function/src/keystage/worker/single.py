@@ -61,7 +61,8 @@ class SinglePassWork:
         self._events = events
         self._status = status
         self._batches: deque[tuple[str, api.Work | api.Fetch, float]] = deque()
-        self._parked: dict[tuple[str, int, int], int] = {}
+        # A worker of several stages may have parked two outputs of one item, of different stages.
+        self._parked: dict[tuple[str, int, int], list[int]] = {}
         self._parked_by_slot: dict[int, tuple[str, int, int]] = {}
         self._unparked: deque[_Output] = deque()
 
@@ -82,12 +83,14 @@ class SinglePassWork:
         for slot in slots:
             key = self._parked_by_slot.pop(slot, None)
             if key is not None:
-                del self._parked[key]
+                self._parked[key].remove(slot)
+                if not self._parked[key]:
+                    del self._parked[key]
 
     def release(self, router: str, sessions: list[int], epochs: list[int]) -> None:
         """The requests of a router are gone: frees their parked outputs."""
         keys = ((router, session, epoch) for session, epoch in zip(sessions, epochs, strict=True))
-        slots = [self._parked[key] for key in keys if key in self._parked]
+        slots = [slot for key in set(keys) for slot in self._parked.get(key, ())]
         self.acknowledged(slots)
         self._outbox.acknowledge(slots)
 
@@ -98,7 +101,7 @@ class SinglePassWork:
                 self._acknowledge(batch)
         self._batches = deque(entry for entry in self._batches if entry[0] != router)
         self._unparked = deque(output for output in self._unparked if output.batch.router != router)
-        slots = [slot for key, slot in self._parked.items() if key[0] == router]
+        slots = [slot for key, parked in self._parked.items() if key[0] == router for slot in parked]
         self.acknowledged(slots)
         self._outbox.acknowledge(slots)
 
@@ -204,7 +207,7 @@ class SinglePassWork:
                 self._unparked.popleft()
                 parked.append((output, ref))
                 key = (batch.router, output.session, output.epoch)
-                self._parked[key] = ref.slot
+                self._parked.setdefault(key, []).append(ref.slot)
                 self._parked_by_slot[ref.slot] = key
             if not parked:
                 break

@@ -1,7 +1,7 @@
 """What the policy remembers from tick to tick.
 
 It goes into `decide` and comes out of it; nobody else changes it. It is plain data, so the log can
-carry it and the replay can start from any line.
+carry it (as arrays, for size) and the replay can start from any line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Moments(msgspec.Struct, frozen=True):
+class Moments(msgspec.Struct, frozen=True, array_like=True):
     """Exponentially decayed sums over one window; ratios of them are weighted means.
 
     Attributes:
@@ -39,7 +39,7 @@ class Moments(msgspec.Struct, frozen=True):
     worker_s: float = 0.0
 
 
-class EstimatorState(msgspec.Struct, frozen=True):
+class EstimatorState(msgspec.Struct, frozen=True, array_like=True):
     """Memory of one stage's estimator.
 
     Attributes:
@@ -61,14 +61,14 @@ class EstimatorState(msgspec.Struct, frozen=True):
     slow: Moments = Moments()
 
 
-class PidState(msgspec.Struct, frozen=True):
+class PidState(msgspec.Struct, frozen=True, array_like=True):
     """Memory of a PID: the integral (in units of the output) and the last error, None before one."""
 
     integral: float = 0.0
     error: float | None = None
 
 
-class StageState(msgspec.Struct, frozen=True):
+class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Memory of one stage.
 
     Attributes:

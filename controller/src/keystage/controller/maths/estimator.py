@@ -23,6 +23,9 @@ import msgspec
 from keystage.controller.domain.snapshot import Counters, RouterSample, WorkerSample
 from keystage.controller.domain.state import EstimatorState, Moments
 
+_HUGE = 1e15
+"""No queue is as long; larger ones are garbled, and their sum must not overflow."""
+
 
 class EstimatorSettings(msgspec.Struct, frozen=True):
     """Windows and priors.
@@ -280,7 +283,7 @@ def _ratio(top: float, bottom: float) -> float | None:
 
 
 def _total(values: Sequence[float | None]) -> float:
-    total = sum(v for v in values if is_number(v) and v > 0)
+    total = math.fsum(v for v in values if is_number(v) and 0 < v < _HUGE)
     return total if math.isfinite(total) else 0.0
 
 

