@@ -23,7 +23,8 @@ class ControllerSettings(BaseSettings):
         budget_replicas: stage replicas in all (R_total); none by default, the caps of the machine hold.
         stats_timeout_s: bound of one exchange with supervisor or router; two ticks, so that one slow
             router does not delay the others for long.
-        decisions_bytes: size from which decisions.jsonl is put aside: about an hour of four stages.
+        decisions_bytes: size from which decisions.jsonl is put aside: some twenty minutes of four stages at
+            12 KB a line.
         policy: JSON object of policy settings that differ from their defaults (`PolicySettings`, which
             gives each default's reason, those of the objective included).
     """

@@ -12,17 +12,20 @@ import sys
 import msgspec
 import uvicorn
 import zmq
+from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
 from keystage.bundle.errors import BundleError
 from keystage.bundle.store import bundle_path, load
 from keystage.router.config import RouterConfig
 from keystage.router.face import Face
+from keystage.router.metrics import samples
 from keystage.router.node import RouterNode
 from keystage.router.text import load_text
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
+from keystage.wire.metrics import Samples
 
 log = logging.getLogger("keystage.router")
 
@@ -51,6 +54,7 @@ async def serve(config: RouterConfig) -> None:
         config.waves,
     )
     node.start()
+    REGISTRY.register(Samples(lambda: samples(node.stats())))
     encoder = msgspec.json.Encoder()
     face = Face(
         node,

@@ -7,7 +7,7 @@ gather `Sample`s from their own counters and call `expose`; nothing else defines
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -76,13 +76,20 @@ class Sample:
     value: float
 
 
-class _Samples(Collector):
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._samples = samples
+class Samples(Collector):
+    """A Prometheus collector over samples that are gathered anew at every scrape.
+
+    Args:
+        gather: returns the present samples; names and labels must be in `METRICS`.
+    """
+
+    def __init__(self, gather: Callable[[], Iterable[Sample]]) -> None:
+        self._gather = gather
 
     def collect(self) -> Iterator[Metric]:
+        """One family per metric."""
         families: dict[str, Metric] = {}
-        for sample in self._samples:
+        for sample in self._gather():
             spec = METRICS[sample.name]
             family = families.get(sample.name)
             if family is None:
@@ -100,5 +107,6 @@ def expose(samples: Iterable[Sample]) -> bytes:
         KeyError: a name or label that `METRICS` does not know.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Samples(list(samples)))
+    gathered = list(samples)
+    registry.register(Samples(lambda: gathered))
     return generate_latest(registry)

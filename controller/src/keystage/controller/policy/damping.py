@@ -24,14 +24,15 @@ def damp(settings: PolicySettings, plan: Plan, start_s: float | None, execution:
     if current > plan.highest:  # bounds are not damped
         return dataclasses.replace(plan, wanted=plan.highest)
     since_s = memory.low_since_s
-    if since_s is None or since_s > at_s:
-        since_s = at_s
-    peak = max(memory.low_peak, plan.wanted)
+    seen = memory.low_peak
+    if since_s is None or since_s > at_s or seen >= current:  # a peak of before the last change is past
+        since_s, seen = at_s, 0
+    peak = max(seen, plan.wanted)
     memory = msgspec.structs.replace(memory, low_since_s=since_s, low_peak=peak)
     start = start_s if is_number(start_s) and start_s >= 0 else settings.start_s
     hold_s = max(settings.hold_s, settings.hold_start_ratio * start)
     unready = max(0, current - plan.scale.ready)
-    is_due = at_s - since_s >= hold_s and peak < current
+    is_due = at_s - since_s >= hold_s
     if not is_due:
         reason = f"{plan.reason}; fewer would do, held for {hold_s:.2g} s"
         return dataclasses.replace(plan, wanted=current, memory=memory, reason=reason)
@@ -39,7 +40,7 @@ def damp(settings: PolicySettings, plan: Plan, start_s: float | None, execution:
         reason = f"{plan.reason}; {current - 1} would be above {settings.carry_ratio:.0%} busy"
         return dataclasses.replace(plan, wanted=current, memory=memory, reason=reason)
     wanted = max(peak, current - unready) if unready else current - 1
-    memory = msgspec.structs.replace(memory, low_since_s=at_s, low_peak=plan.wanted)
+    memory = msgspec.structs.replace(memory, low_since_s=at_s, low_peak=0)
     return dataclasses.replace(
         plan, wanted=wanted, memory=memory, reason=f"{plan.reason}; surplus given back"
     )
