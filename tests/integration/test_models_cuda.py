@@ -13,7 +13,7 @@ from keystage.models.base import Row
 from keystage.models.loading import warm_up
 from keystage.worker.sampling import sample
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+pytestmark = pytest.mark.gpu
 
 
 def waves(chain: Chain, ids: list[int]) -> torch.Tensor:

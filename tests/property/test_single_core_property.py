@@ -16,15 +16,22 @@ KINDS = {"submit": 0.5, "cancel": 0.1, "join": 0.1, "kill": 0.1, "notice": 0.1, 
 
 def live(seed: int, kinds: dict[str, float]) -> None:
     rng = random.Random(seed)
+    ring_bytes = rng.choice((64 * 2, 64 * 8, 1 << 16))
     pipeline = SimulatedPipeline(
         rng,
         "single-pass",
         rng.randint(1, 4),
         slots=rng.choice((1, 2, 8)),
-        ring_bytes=rng.choice((64 * 2, 64 * 8, 1 << 16)),
+        ring_bytes=ring_bytes,
     )
     try:
-        pipeline.live(50, lambda: pipeline.submit_item(rng.randbytes(rng.randint(1, 100))), kinds)
+        pipeline.live(
+            50,
+            lambda: pipeline.submit_item(rng.randbytes(rng.randint(1, 100))),
+            kinds,
+            # A worker that feeds itself needs room for all that may wait (`WAITING_BYTES`).
+            groups=ring_bytes > 1000,
+        )
         pipeline.check_at_rest()
         pipeline.check_answers()
     finally:

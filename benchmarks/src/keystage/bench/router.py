@@ -30,7 +30,7 @@ STAGES = 8
 REQUEST_BYTES = 4096
 TOKENS = 16
 ACTIVATION_BYTES = 16
-WAVES = 2
+WAVES = 1
 """Zero-time stages are bound by this machine's cores, so more waves only cut the batches smaller."""
 CONCURRENCY = 64
 ROUNDS = 5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from keystage.router.api import ReplicaStats
 from keystage.wire.api import Credit, Heartbeat, Hello
 
 DEAD_AFTER_S = 5.0
@@ -56,6 +57,22 @@ class Worker:
     def admits(self, kv_tokens: int) -> bool:
         """Whether there is credit for one more session of that size."""
         return self.free_slots > 0 and self.granted_kv - self.held_kv >= kv_tokens
+
+
+def replica_stats(worker: Worker) -> ReplicaStats:
+    """A worker in the form of `RouterStats`."""
+    hello, beat = worker.hello, worker.beat
+    return ReplicaStats(
+        replica=hello.replica,
+        stages=hello.stages,
+        state=worker.state,
+        ready_at_s=worker.ready_s,
+        slots=worker.granted_slots,
+        held_slots=worker.held_slots,
+        busy_s=beat.busy_s if beat else [0.0] * len(hello.stages),
+        batches=beat.batches if beat else [0] * len(hello.stages),
+        rows=beat.rows if beat else [0] * len(hello.stages),
+    )
 
 
 class Fleet:

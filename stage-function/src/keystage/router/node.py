@@ -18,11 +18,11 @@ import msgspec
 
 from keystage.bundle.api import Pipeline
 from keystage.router.admission import AdmissionBounds
-from keystage.router.api import ReplicaStats, RouterStats
+from keystage.router.api import RouterStats
 from keystage.router.batching import Eager
 from keystage.router.config import cpu_waves
 from keystage.router.engine import Generation, InvalidRequest, Limits, Refusal
-from keystage.router.fleet import Fleet
+from keystage.router.fleet import Fleet, replica_stats
 from keystage.router.looping import LoopingCore
 from keystage.router.sessions import Answer, Deliver, Refuse
 from keystage.router.single import SinglePassCore
@@ -165,20 +165,7 @@ class RouterNode:
     def stats(self) -> RouterStats:
         """Counters for the controller and the report."""
         core = self._core
-        replicas = [
-            ReplicaStats(
-                replica=worker.hello.replica,
-                stages=worker.hello.stages,
-                state=worker.state,
-                ready_at_s=worker.ready_s,
-                slots=worker.granted_slots,
-                held_slots=worker.held_slots,
-                busy_s=worker.beat.busy_s if worker.beat else [0.0] * len(worker.hello.stages),
-                batches=worker.beat.batches if worker.beat else [0] * len(worker.hello.stages),
-                rows=worker.beat.rows if worker.beat else [0] * len(worker.hello.stages),
-            )
-            for worker in self.fleet.workers.values()
-        ]
+        replicas = [replica_stats(worker) for worker in self.fleet.workers.values()]
         return RouterStats(
             pipeline=self._pipeline.name,
             incarnation=self.incarnation,
@@ -289,13 +276,23 @@ class RouterNode:
         known = self.fleet.workers.get(sender)
         if known is not None and known.hello.pid != message.pid:
             self._lost(sender, "replaced")
-        refused = self.fleet.hello(sender, message, now_s)
+        refused = self._other_parameters(message) or self.fleet.hello(sender, message, now_s)
         if refused is not None:
             log.error("refused a worker: %s", refused)
             return
         self._events.write("hello", replica=message.replica, stages=message.stages)
         if message.node == self._node:
             self._watch(sender, message.pid)
+
+    def _other_parameters(self, message: api.Hello) -> str | None:
+        """Why a worker's parameters are not those of this router's bundle, None when they are."""
+        first = message.stages[0] if message.stages else -1
+        if not 0 <= first < len(self._pipeline.stages):
+            return None  # the fleet refuses it for its stages
+        expected = self._pipeline.stages[first].identity
+        if message.bundle == expected:
+            return None
+        return f"{message.replica}: parameters {message.bundle[:12]} of stage {first}, not {expected[:12]}"
 
     def _watch(self, address: str, pid: int) -> None:
         """Notices the death of a worker on this node at once."""

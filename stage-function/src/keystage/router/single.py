@@ -58,10 +58,10 @@ class SinglePassCore:
         self._queues: list[deque[Item]] = [deque() for _ in range(fleet.stages)]
         self._sends: list[tuple[str, api.Message]] = []
         self._outcomes: list[Outcome] = []
-        # (number, epoch) -> (consumer, producer) while a consumer owes the producer an Ack.
-        self._fetched: dict[tuple[int, int], tuple[str, str]] = {}
+        # (number, epoch) -> (consumer, producer, slot) while a consumer owes the producer an Ack.
+        self._fetched: dict[tuple[int, int], tuple[str, str, int]] = {}
         # The same with its time once the consumer reported: its Ack follows within `ACK_GRACE_S`.
-        self._consumed: deque[tuple[float, tuple[int, int], tuple[str, str]]] = deque()
+        self._consumed: deque[tuple[float, tuple[str, str, int]]] = deque()
 
     def take(self) -> tuple[list[tuple[str, api.Message]], list[Outcome]]:
         """What is to be sent, in order, and what clients are to be told; forgets both."""
@@ -137,21 +137,20 @@ class SinglePassCore:
         """Outputs of a stage wait at their producer: their items queue for the next stage."""
         stage = message.stage
         self._acknowledged(message.sessions, message.epochs, now_s)
-        gone: tuple[list[int], list[int]] = ([], [])
+        gone: list[int] = []
         self.fleet.give_back([address], slots=self._still_held(message.sessions, message.epochs, address))
         for number, epoch, ref in zip(message.sessions, message.epochs, message.refs, strict=True):
             item = self._served(number, epoch, stage, message.started_s, message.compute_s, now_s)
             if item is None:
-                gone[0].append(number)
-                gone[1].append(epoch)
+                gone.append(ref.slot)
                 continue
             item.state = advance(item.state, SessionState.QUEUED)
             item.stage, item.worker = stage + 1, None
             item.ref, item.producer, item.queued_s = ref, address, now_s
             self.meters[stage + 1].arrived(now_s)
             self._queues[stage + 1].append(item)
-        if gone[0]:
-            self._sends.append((address, api.Release(*gone)))
+        if gone:
+            self._sends.append((address, api.Ack(gone)))
         self._dispatch_all(now_s)
 
     def results(self, address: str, message: api.Results, now_s: float) -> None:
@@ -237,7 +236,8 @@ class SinglePassCore:
         producers = [item.producer for item in batch if item.producer is not None]
         for item in batch:
             assert item.producer is not None
-            self._fetched[item.number, item.epoch] = (address, item.producer)
+            assert item.ref is not None
+            self._fetched[item.number, item.epoch] = (address, item.producer, item.ref.slot)
         self._sends.append((address, api.Fetch(stage, numbers, epochs, refs, producers, more)))
 
     def _acknowledged(self, numbers: list[int], epochs: list[int], now_s: float) -> None:
@@ -245,21 +245,23 @@ class SinglePassCore:
         for key in zip(numbers, epochs, strict=True):
             hop = self._fetched.pop(key, None)
             if hop is not None:
-                self._consumed.append((now_s, key, hop))
+                self._consumed.append((now_s, hop))
 
     def _forget_fetched(self, dead: str) -> None:
         """A dead consumer acknowledges nothing: its producers free the inputs it had."""
-        gone: dict[str, tuple[list[int], list[int]]] = {}
-        hops = [(key, hop) for _, key, hop in self._consumed] + list(self._fetched.items())
-        for key, (consumer, producer) in hops:
-            if dead in (consumer, producer):
-                if self._fetched.get(key) == (consumer, producer):
-                    del self._fetched[key]
-                if producer in self.fleet.workers:
-                    sessions, epochs = gone.setdefault(producer, ([], []))
-                    sessions.append(key[0])
-                    epochs.append(key[1])
-        self._sends.extend((producer, api.Release(*lists)) for producer, lists in gone.items())
+        owed = {hop for _, hop in self._consumed}
+        for key, hop in list(self._fetched.items()):
+            if dead in hop[:2]:
+                owed.add(hop)
+                del self._fetched[key]
+        for consumer, producer, slot in sorted(owed):
+            if consumer == dead:
+                self._free(producer, slot)
+
+    def _free(self, producer: str | None, slot: int) -> None:
+        """Nobody will take this output any more."""
+        if producer is not None and producer in self.fleet.workers:
+            self._sends.append((producer, api.Ack([slot])))
 
     def _served(
         self, number: int, epoch: int, stage: int, started_s: float, compute_s: float, now_s: float
@@ -302,9 +304,8 @@ class SinglePassCore:
         if item.state is SessionState.QUEUED:
             self._queues[item.stage].remove(item)
             self.meters[item.stage].queue = len(self._queues[item.stage])
-            if item.producer in self.fleet.workers:
-                assert item.producer is not None
-                self._sends.append((item.producer, api.Release([item.number], [item.epoch])))
+            if item.ref is not None:
+                self._free(item.producer, item.ref.slot)
             return
         self.meters[item.stage].in_flight -= 1
         if item.worker is not None:

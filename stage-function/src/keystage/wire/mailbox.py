@@ -1,8 +1,8 @@
 """ZeroMQ mailboxes: every process binds one inbox (PULL) and connects an outbox (PUSH) per peer.
 
-A message is two frames, `[sender's inbox address, body]`, with a third for a tensor that does not
-travel through a ring. Order is kept per (sender, receiver). Nothing here blocks on a dead peer:
-an outbox drops when its high-water mark is reached, and the caller learns of it.
+A message is one frame, the sender's inbox address and a zero byte before the body, with a second
+for a tensor that does not travel through a ring. Order is kept per (sender, receiver). Nothing here
+blocks on a dead peer: an outbox drops when its high-water mark is reached, and the caller learns of it.
 
 `Mailbox` is used by the worker's synchronous loop (`receive` with a time-out) and by the router's
 event loop (`fd` in an `add_reader`, then `drain`).
@@ -16,6 +16,10 @@ from pathlib import Path
 import zmq
 
 from keystage.wire.api import Message, encode
+
+# Plain numbers: combining zmq's flag enumerations costs more than the call.
+_NOBLOCK = int(zmq.NOBLOCK)
+_RCVMORE = int(zmq.RCVMORE)
 
 SEND_HIGH_WATER = 20_000
 """Messages queued for one peer before it counts as gone: about 40 waves a second for 500 s."""
@@ -33,18 +37,30 @@ class Mailbox:
     Args:
         address: endpoint to bind (`ipc://...`, at most 107 bytes of path).
         context: shared ZeroMQ context, or None for a new one.
+
+    Raises:
+        zmq.ZMQError: the address cannot be bound.
     """
 
     def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
         self.address = address
-        self._own = address.encode()
+        self._own = address.encode() + b"\0"
         self._context = context or zmq.Context()
         self._owns_context = context is None
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, 0)
         self._inbox.setsockopt(zmq.LINGER, 0)
-        self._inbox.bind(address)
+        try:
+            self._inbox.bind(address)
+        except zmq.ZMQError:
+            self._inbox.close(linger=0)
+            if self._owns_context:
+                self._context.term()
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._senders: dict[bytes, str] = {}
         self.dropped = 0
 
     @property
@@ -57,11 +73,12 @@ class Mailbox:
         outbox = self._outboxes.get(to)
         if outbox is None:
             outbox = self._connect(to)
-        frames: list[bytes | memoryview] = [self._own, encode(message)]
-        if payload is not None:
-            frames.append(payload)
+        body = self._own + encode(message)
         try:
-            outbox.send_multipart(frames, zmq.NOBLOCK)
+            if payload is None:
+                outbox.send(body, _NOBLOCK)
+            else:
+                outbox.send_multipart([body, payload], _NOBLOCK)
         except zmq.Again:
             self.dropped += 1
             return False
@@ -75,18 +92,26 @@ class Mailbox:
 
     def wait(self, timeout_s: float) -> bool:
         """Blocks until a message may be there or the time is over."""
-        return bool(self._inbox.poll(max(0, round(timeout_s * 1000)), zmq.POLLIN))
+        return bool(self._poller.poll(max(0, round(timeout_s * 1000))))
 
-    def drain(self, limit: int = 1000) -> Iterator[tuple[str, bytes, bytes | None]]:
+    def drain(self, limit: int = 1000) -> Iterator[tuple[str, memoryview, bytes | None]]:
         """Yields (sender, body, payload) for what has arrived, at most `limit` of them."""
         for _ in range(limit):
             try:
-                frames = self._inbox.recv_multipart(zmq.NOBLOCK)
+                frame = self._inbox.recv(_NOBLOCK)
             except zmq.Again:
                 return
-            if len(frames) < 2:
+            payload = None
+            while self._inbox.get(_RCVMORE):
+                payload = self._inbox.recv()
+            end = frame.find(b"\0")
+            if end < 0:
                 continue
-            yield frames[0].decode(errors="replace"), frames[1], frames[2] if len(frames) > 2 else None
+            name = frame[:end]
+            sender = self._senders.get(name)
+            if sender is None:
+                sender = self._senders[name] = name.decode(errors="replace")
+            yield sender, memoryview(frame)[end + 1 :], payload
 
     def has_more(self) -> bool:
         """Whether messages wait after a `drain` that hit its limit (the descriptor will not tell)."""

@@ -31,8 +31,10 @@ from keystage.worker.states import WorkerState, advance
 
 log = logging.getLogger("keystage.worker")
 
-DEFAULT_SLOTS = 16
+CPU_SLOTS = 16
 """Sessions of a looping worker: a CPU wave of 16 rows still takes well under a second."""
+GPU_SLOTS = 64
+"""Decode on a GPU is bound by reading the weights: 64 rows cost little more than one."""
 _DTYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "": ""}
 
 
@@ -93,7 +95,7 @@ def _load(config: WorkerConfig, status: Status) -> tuple[Engine, Mailbox]:
         routers=tuple(config.router.split(",")),
         bundle=pipeline.stages[stages[0]].identity,
         device=device,
-        slots=config.slots or (DEFAULT_SLOTS if looping else 2 * config.max_batch),
+        slots=config.slots or (_slots(device) if looping else 2 * config.max_batch),
         kv_tokens=kv_tokens if looping else 0,
         max_batch=config.max_batch,
         wave_tokens=config.wave_tokens,
@@ -107,6 +109,10 @@ def _load(config: WorkerConfig, status: Status) -> tuple[Engine, Mailbox]:
         "ready", replica=config.replica, stages=stages, start_s=round(time.monotonic() - started_s, 4)
     )
     return engine, mailbox
+
+
+def _slots(device: str) -> int:
+    return GPU_SLOTS if device.startswith("cuda") else CPU_SLOTS
 
 
 def _executor(

@@ -133,7 +133,6 @@ class Engine:
                 self._single.receive(sender, message)
             case api.Release() | api.Cancel():
                 self._looping.release(message.sessions, message.epochs)
-                self._single.release(sender, message.sessions, message.epochs)
             case api.Route():
                 self._looping.add_path(sender, message)
             case api.Unroute():

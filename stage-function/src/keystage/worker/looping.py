@@ -199,21 +199,27 @@ class LoopingWork:
         """Drops stale rows from the wave and opens the sessions that begin here."""
         rows = step.rows
         admission = self._table.admit(rows, step.router, step.stage)
+        keep = admission.keep
         for session, tokens in admission.opened:
-            self._executor.open(session, tokens)
+            try:
+                self._executor.open(session, tokens)
+            except StageError as error:
+                i = rows.sessions.index(session)
+                self._fail(step.router, select_rows(rows, [i]), str(error), error.retryable)
+                keep = [kept for kept in keep if kept != i]
         if admission.refused:
             reason = (
                 f"{self._settings.replica} has {self._table.kv_tokens - self._table.reserved} of "
                 f"{self._table.kv_tokens} KV positions free, too few for the session"
             )
             self._fail(step.router, select_rows(rows, admission.refused), reason, retryable=True)
-        if len(admission.keep) == len(rows.sessions):
+        if len(keep) == len(rows.sessions):
             return rows, ids, activation
-        kept = select_rows(rows, admission.keep)
+        kept = select_rows(rows, keep)
         if activation is not None:
-            activation = _select_tokens(activation, rows.counts, admission.keep)
+            activation = _select_tokens(activation, rows.counts, keep)
         elif ids:
-            ids = _select_ids(ids, rows.counts, admission.keep)
+            ids = _select_ids(ids, rows.counts, keep)
         return kept, ids, activation
 
     def _send_on(self, step: api.Step, last: int, rows: api.StepRows, output: StepOutput) -> None:

@@ -1,8 +1,8 @@
 """Single-pass work of a worker: run batches, park the outputs, answer after the last stage.
 
 Called by the engine loop only. Inputs come inline (`Work`) or lie in a producer's ring (`Fetch`);
-outputs stay in this worker's ring until their consumer acknowledges them, or the router releases
-them because the request is gone.
+outputs stay in this worker's ring until their consumer acknowledges them, or the router does because
+the consumer or the request is gone.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class SinglePassWork:
         self._events = events
         self._status = status
         self._batches: deque[tuple[str, api.Work | api.Fetch, float]] = deque()
-        # A worker of several stages may have parked two outputs of one item, of different stages.
-        self._parked: dict[tuple[str, int, int], list[int]] = {}
-        self._parked_by_slot: dict[int, tuple[str, int, int]] = {}
+        # Slot -> router. By slot: a worker of several stages parks several outputs of one item.
+        self._parked: dict[int, str] = {}
         self._unparked: deque[_Output] = deque()
+        # Set when an output found no room: only an acknowledgement or a release can make some.
+        self._is_full = False
 
     def __len__(self) -> int:
         return sum(len(batch.sessions) for _, batch, _ in self._batches) + len(self._unparked)
@@ -79,20 +80,10 @@ class SinglePassWork:
         self._batches.append((router, batch, time.perf_counter()))
 
     def acknowledged(self, slots: list[int]) -> None:
-        """Consumers have taken these outputs."""
+        """These outputs were taken, or nobody wants them."""
+        self._is_full = False
         for slot in slots:
-            key = self._parked_by_slot.pop(slot, None)
-            if key is not None:
-                self._parked[key].remove(slot)
-                if not self._parked[key]:
-                    del self._parked[key]
-
-    def release(self, router: str, sessions: list[int], epochs: list[int]) -> None:
-        """The requests of a router are gone: frees their parked outputs."""
-        keys = ((router, session, epoch) for session, epoch in zip(sessions, epochs, strict=True))
-        slots = [slot for key in set(keys) for slot in self._parked.get(key, ())]
-        self.acknowledged(slots)
-        self._outbox.acknowledge(slots)
+            self._parked.pop(slot, None)
 
     def forget_router(self, router: str) -> None:
         """A router restarted: what it wanted run, and what it had parked here, is void."""
@@ -101,20 +92,18 @@ class SinglePassWork:
                 self._acknowledge(batch)
         self._batches = deque(entry for entry in self._batches if entry[0] != router)
         self._unparked = deque(output for output in self._unparked if output.batch.router != router)
-        slots = [slot for key, parked in self._parked.items() if key[0] == router for slot in parked]
+        slots = [slot for slot, owner in self._parked.items() if owner == router]
         self.acknowledged(slots)
         self._outbox.acknowledge(slots)
 
     def has_work(self) -> bool:
         """Whether `run_one` would run something."""
-        return bool(self._batches or self._unparked)
+        return bool(self._unparked or self._batches) and not self._is_full
 
     def run_one(self) -> None:
         """Parks what found no room before; else runs the oldest batch."""
         if self._unparked:
-            if not self._park():
-                # Only an Ack makes room: give the loop a moment instead of spinning.
-                time.sleep(0.0005)
+            self._is_full = not self._park()
             return
         if not self._batches:
             return
@@ -206,9 +195,7 @@ class SinglePassWork:
                     break
                 self._unparked.popleft()
                 parked.append((output, ref))
-                key = (batch.router, output.session, output.epoch)
-                self._parked.setdefault(key, []).append(ref.slot)
-                self._parked_by_slot[ref.slot] = key
+                self._parked[ref.slot] = batch.router
             if not parked:
                 break
             has_moved = True

@@ -3,8 +3,9 @@
 Before it: function records. After it: `FunctionView.cap` with its reason. Rule: the cores are shared
 evenly among the CPU stage functions, each replica taking its threads; at least one each. Beyond that
 replicas take turns on the same cores: more processes, no more work. And a further replica needs
-memory for its own copy of the parameters. Emulated stages only sleep, GPU stages compute elsewhere:
-neither is capped here.
+memory for its own copy of the parameters. All replicas of a GPU stage are given the same GPU on one
+machine, where a further one takes turns with the first: one each. Emulated stages only sleep and are
+not capped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ RUNTIME_BYTES = 400 << 20
 """Interpreter, torch and buffers of one CPU worker."""
 
 
+GPU_CAP = 1
+GPU_REASON = "all replicas of a stage share one GPU here: more would take turns"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
     """What replicas share: cores this process may use, and bytes of memory available now."""
@@ -29,6 +34,11 @@ class Machine:
 def is_capped(device: str) -> bool:
     """Whether a device (`KEYSTAGE_DEVICE`) is this machine's CPU."""
     return device.split(":", 1)[0] in ("", "cpu")
+
+
+def is_on_gpu(device: str) -> bool:
+    """Whether a device (`KEYSTAGE_DEVICE`) is a GPU of this machine."""
+    return device.split(":", 1)[0] == "cuda"
 
 
 def cap_of(

@@ -27,7 +27,7 @@ from keystage.controller.domain.snapshot import (
     Starting,
     WorkerSample,
 )
-from keystage.controller.platforms.local_cap import Machine, cap_of, is_capped
+from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine, cap_of, is_capped, is_on_gpu
 from keystage.local.api import FunctionRecord, ReplicaRecord
 from keystage.router.api import RouterStats
 
@@ -148,6 +148,8 @@ def _stage(
         nbytes = spec.nbytes if spec is not None else 0
         cap, reason = cap_of(seen.machine, _threads(record), cpu_threads, nbytes, running)
         scale = msgspec.structs.replace(scale, cap=cap, cap_reason=reason)
+    elif is_on_gpu(_device(record)):
+        scale = msgspec.structs.replace(scale, cap=GPU_CAP, cap_reason=GPU_REASON)
     profile = spec.profile if spec is not None else None
     profile_s = profile.alpha_s + profile.beta_s if profile is not None else _emulated_s(record)
     return StageView(
@@ -239,7 +241,11 @@ def _workers(stats: Sequence[RouterStats], stage: int) -> tuple[WorkerSample, ..
 
 
 def _on_cpu(record: FunctionRecord) -> bool:
-    return is_capped(record.deployment.envVars.get("KEYSTAGE_DEVICE", ""))
+    return is_capped(_device(record))
+
+
+def _device(record: FunctionRecord) -> str:
+    return record.deployment.envVars.get("KEYSTAGE_DEVICE", "")
 
 
 def _threads(record: FunctionRecord) -> int:
@@ -249,7 +255,7 @@ def _threads(record: FunctionRecord) -> int:
 
 def _emulated_s(record: FunctionRecord) -> float | None:
     """Service time of one item on an emulated device: alpha + beta."""
-    device = record.deployment.envVars.get("KEYSTAGE_DEVICE", "")
+    device = _device(record)
     found = dict(re.findall(r"(alpha|beta)=([0-9.eE+-]+)", device)) if device.startswith("emulated") else {}
     try:
         total_s = sum(float(v) for v in found.values())
