@@ -7,22 +7,19 @@ joins by a fixture that makes a `World`.
 
 from __future__ import annotations
 
-import asyncio
-import http.server
 import json
 import shutil
 import socket
-import socketserver
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pytest
+from support.platform_worlds import ScriptedWorld, SupervisedWorld, World
 
 from keystage.controller.decisions import DecisionLog
 from keystage.controller.domain.decision import (
@@ -32,164 +29,13 @@ from keystage.controller.domain.decision import (
     PublishKeyStages,
     SetReplicas,
 )
-from keystage.controller.domain.platform import Platform, PlatformError
+from keystage.controller.domain.platform import PlatformError
 from keystage.controller.domain.snapshot import FunctionView, PipelineView
 from keystage.controller.loop import Loop
 from keystage.controller.platforms.local import LocalPlatform
 from keystage.controller.policy.settings import PolicySettings
-from keystage.local.api import Deployment, Desired, FunctionRecord, Intent, Override, ReplicaRecord
-from keystage.local.world import LocalWorld
+from keystage.local.api import Deployment, Intent, Override, ReplicaRecord
 from keystage.router.api import ReplicaStats, RouterStats, StageCounters
-
-
-class World(Protocol):
-    """What the contract needs of a world beside its platform."""
-
-    platform: Platform
-
-    def deploy(self, deployment: Deployment) -> None: ...
-    def intend(self, function: str, intent: Intent) -> None: ...
-    def record(self, function: str) -> FunctionRecord: ...
-    def end(self) -> None: ...
-
-
-class ScriptedWorld:
-    """The supervisor's HTTP interface over records that a test may change."""
-
-    def __init__(self, folder: Path) -> None:
-        self.functions: dict[str, FunctionRecord] = {}
-        self.replicas: list[ReplicaRecord] = []
-        self.stats: dict[str, RouterStats | bytes] = {}
-        socket_path = folder / "up.sock"
-        self._servers: list[socketserver.BaseServer] = []
-        self._serve(_UnixServer(str(socket_path), self._control_handler()))
-        self._router = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._router_handler())
-        self._serve(self._router)
-        self.platform = LocalPlatform(socket_path, folder, timeout_s=1.0)
-        self.home = folder
-
-    @property
-    def router_address(self) -> str:
-        return f"127.0.0.1:{self._router.server_address[1]}"
-
-    def deploy(self, deployment: Deployment) -> None:
-        self.functions[deployment.service] = FunctionRecord(deployment=deployment, created_at_s=time.time())
-
-    def intend(self, function: str, intent: Intent) -> None:
-        record = self.functions[function]
-        for name in ("override", "wake"):
-            value = getattr(intent, name)
-            if value is not msgspec.UNSET:
-                record = msgspec.structs.replace(record, **{name: value})
-        self.functions[function] = record
-
-    def record(self, function: str) -> FunctionRecord:
-        return self.functions[function]
-
-    def end(self) -> None:
-        for server in self._servers:
-            server.shutdown()
-            server.server_close()
-        self._servers = []
-
-    def _serve(self, server: socketserver.BaseServer) -> None:
-        self._servers.append(server)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def _control_handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        world = self
-
-        class Handler(_Handler):
-            def do_GET(self) -> None:
-                answers: dict[str, Any] = {
-                    "/functions": list(world.functions.values()),
-                    "/replicas": world.replicas,
-                }
-                self.answer(200, msgspec.json.encode(answers[self.path]))
-
-            def do_PUT(self) -> None:
-                _, _, name, what = self.path.split("/")
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if name not in world.functions:
-                    self.answer(404, b'{"error": "unknown"}')
-                elif what == "replicas":
-                    desired = msgspec.json.decode(body, type=Desired).replicas
-                    world.functions[name] = msgspec.structs.replace(world.functions[name], desired=desired)
-                    self.answer(200, b"{}")
-                else:
-                    world.intend(name, msgspec.json.decode(body, type=Intent))
-                    self.answer(200, b"{}")
-
-        return Handler
-
-    def _router_handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        world = self
-
-        class Handler(_Handler):
-            def do_GET(self) -> None:
-                told = world.stats.get("router")
-                if self.path != "/_/stats" or told is None:
-                    self.answer(503, b"{}")
-                else:
-                    self.answer(200, told if isinstance(told, bytes) else msgspec.json.encode(told))
-
-        return Handler
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def address_string(self) -> str:
-        return "local"
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
-
-
-class SupervisedWorld:
-    """The real supervisor, run by an event loop in a thread."""
-
-    def __init__(self, folder: Path) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._local = LocalWorld(folder / "home", gateway_port=None, controller=False)
-        self._call(self._local.__aenter__())
-        self._is_up = True
-        self.platform = LocalPlatform(self._local.home.control, self._local.home.path, timeout_s=5.0)
-
-    def deploy(self, deployment: Deployment) -> None:
-        self._call(self._local.deploy(deployment))
-
-    def intend(self, function: str, intent: Intent) -> None:
-        from keystage.local.events import Intended
-
-        async def handle() -> None:
-            self._local.supervisor.handle(Intended(function, intent))
-
-        self._call(handle())
-
-    def record(self, function: str) -> FunctionRecord:
-        return self._local.function(function)
-
-    def end(self) -> None:
-        if self._is_up:
-            self._is_up = False
-            self._call(self._local.__aexit__(None, None, None))
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(30)
-            self._loop.close()
-
-    def _call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
 
 @pytest.fixture
@@ -422,6 +268,13 @@ def test_real_cpu_stages_are_capped_with_a_reason(scripted: ScriptedWorld) -> No
     assert scale.cap is not None
     assert scale.cap >= 1
     assert "cores" in scale.cap_reason or "memory" in scale.cap_reason
+
+
+def test_gpu_stages_get_one_replica_each(scripted: ScriptedWorld) -> None:
+    pipeline(scripted, device="cuda")
+    scales = [stage.scale for stage in only(scripted).stages]
+    assert [scale.cap for scale in scales] == [1] * len(scales)
+    assert "one GPU" in scales[0].cap_reason
 
 
 def test_unreadable_settings_of_a_function_fall_back(scripted: ScriptedWorld) -> None:

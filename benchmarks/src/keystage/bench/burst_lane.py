@@ -13,7 +13,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Sequence
-from multiprocessing.pool import Pool
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -35,7 +35,9 @@ ANSWER_S = 300.0
 SAMPLE_S = 0.05
 LEAD_S = 1.0
 """From the order to the client until the first arrival: its process has to start."""
-WARM_UP_REQUESTS = 20
+WARM_UP_REQUESTS = 10
+WARM_UP_GAP_S = 0.15
+"""Slower than any stage, so that no queue asks for replicas before the schedule begins."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,37 +103,20 @@ class Outcome:
 
 def measure(runs: Sequence[Run]) -> list[Outcome]:
     """Runs a lane to its end: all its runs at the same time."""
-    return uvloop.run(_measure(runs))
+    return asyncio.run(_measure(runs))
 
 
 async def _measure(runs: Sequence[Run]) -> list[Outcome]:
     is_controlled = runs[0].replicas is None
     with tempfile.TemporaryDirectory(prefix="keystage-burst-") as folder:
         home = Path(folder) / "home"
-        async with LocalWorld(home, gateway_port=None, controller=False) as world:
+        async with LocalWorld(home, gateway_port=None, controller=is_controlled) as world:
             for run in runs:
                 await _deploy(world, Path(folder), run)
             urls = [await _ready(world, run) for run in runs]
-            context = multiprocessing.get_context("spawn")
-            with context.Pool(1) as pool:
-                await asyncio.to_thread(pool.apply, _warm_up, (urls,))
-                if is_controlled:
-                    async with _controlled(world):
-                        return await _observe(world, home, runs, urls, pool)
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                await asyncio.get_running_loop().run_in_executor(pool, _warm_up, urls)
                 return await _observe(world, home, runs, urls, pool)
-
-
-class _controlled:  # noqa: N801  used as a context manager only
-    """The world's controller, started once all replicas serve: it begins at one replica each."""
-
-    def __init__(self, world: LocalWorld) -> None:
-        self._world = world
-
-    async def __aenter__(self) -> None:
-        self._controller = self._world.start_controller()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._controller.stop(5.0)
 
 
 async def _deploy(world: LocalWorld, folder: Path, run: Run) -> None:
@@ -156,11 +141,11 @@ async def _ready(world: LocalWorld, run: Run) -> str:
 
 
 async def _observe(
-    world: LocalWorld, home: Path, runs: Sequence[Run], urls: Sequence[str], pool: Pool
+    world: LocalWorld, home: Path, runs: Sequence[Run], urls: Sequence[str], pool: ProcessPoolExecutor
 ) -> list[Outcome]:
     """Lets the client send, and watches replicas and key-stage lists meanwhile."""
     start_s = time.monotonic() + LEAD_S
-    sending = asyncio.ensure_future(asyncio.to_thread(pool.apply, _send, (runs, urls, start_s)))
+    sending = asyncio.get_running_loop().run_in_executor(pool, _send, runs, urls, start_s)
     await asyncio.sleep(start_s - time.monotonic())
     watches = [_Watch(run, world) for run in runs]
     used_s = -_used_s()
@@ -175,7 +160,9 @@ async def _observe(
     used_s += _used_s()
     sent = await sending
     return [
-        dataclasses.replace(watch.outcome(), latencies_s=latencies_s, failed=failed, lag_s=lag_s, used_s=used_s)
+        dataclasses.replace(
+            watch.outcome(), latencies_s=latencies_s, failed=failed, lag_s=lag_s, used_s=used_s
+        )
         for watch, (latencies_s, failed, lag_s) in zip(watches, sent, strict=True)
     ]
 
@@ -258,10 +245,10 @@ def _warm_up(urls: Sequence[str]) -> None:
 
 
 async def _warm_up_all(urls: Sequence[str]) -> None:
-    times_s = [0.0] * WARM_UP_REQUESTS
+    times_s = [WARM_UP_GAP_S * i for i in range(WARM_UP_REQUESTS)]
     async with client(ANSWER_S) as session:
-        for url in urls:
-            await send_all(session, Target("raw", url), times_s, [b"x" * BODY_BYTES] * len(times_s))
+        bodies = [b"x" * BODY_BYTES] * len(times_s)
+        await asyncio.gather(*(send_all(session, Target("raw", url), times_s, bodies) for url in urls))
 
 
 def _send(runs: Sequence[Run], urls: Sequence[str], start_s: float) -> list[tuple[list[float], int, float]]:

@@ -17,42 +17,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from keystage.wire.shapes import SessionSpec, StepRows, TensorRef
-
-__all__ = [
-    "WIRE_VERSION",
-    "Ack",
-    "Bye",
-    "Cancel",
-    "Credit",
-    "Drain",
-    "Draining",
-    "Failed",
-    "Fetch",
-    "FromWorker",
-    "Heartbeat",
-    "Hello",
-    "Introduce",
-    "Message",
-    "Move",
-    "Parked",
-    "Ready",
-    "Release",
-    "Results",
-    "Route",
-    "SessionSpec",
-    "Start",
-    "Step",
-    "StepRows",
-    "TensorRef",
-    "ToWorker",
-    "Tokens",
-    "Unroute",
-    "Work",
-    "decode_from_worker",
-    "decode_to_worker",
-    "encode",
-]
+from keystage.wire.shapes import SessionSpec as SessionSpec
+from keystage.wire.shapes import StepRows as StepRows
+from keystage.wire.shapes import TensorRef as TensorRef
 
 WIRE_VERSION = 1
 """Raised when a field changes its meaning; `Hello` and `Introduce` carry it."""
