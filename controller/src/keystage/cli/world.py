@@ -90,9 +90,12 @@ def demo(
     from keystage.local.config import LocalSettings
     from keystage.local.errors import LocalError
     from keystage.local.home import read_credentials
+    from keystage.wire.endpoints import watch_lifeline
 
+    settings = LocalSettings()
+    watch_lifeline(settings.lifeline_fd)
     try:
-        user, password = read_credentials((home or LocalSettings().home) / "credentials")
+        user, password = read_credentials((home or settings.home) / "credentials")
         credentials: Credentials | None = Credentials(user, password)
     except (LocalError, OSError):
         credentials = None  # the report then lacks replica counts, and says so

@@ -29,6 +29,7 @@ class LocalSettings(BaseSettings):
         start_limit_s: seconds a replica may take to become ready before it is started anew; loading
             gigabytes from a slow disk takes minutes, a hang is for ever.
         shutdown_s: seconds all processes together get to end when `up` ends.
+        lifeline_fd: read end of the owner's pipe, for a command that `up` started.
     """
 
     model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", extra="forbid", frozen=True)
@@ -38,6 +39,7 @@ class LocalSettings(BaseSettings):
     drain_s: float = Field(default=60.0, ge=0.0, allow_inf_nan=False)
     start_limit_s: float = Field(default=600.0, gt=0.0, allow_inf_nan=False)
     shutdown_s: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
+    lifeline_fd: int | None = None
 
     def bounds(self) -> Bounds:
         """Time limits in the form the ledger takes them."""

@@ -27,6 +27,7 @@ from keystage.local.ledger import Bounds
 from keystage.local.process import listening_socket
 from keystage.local.program import Program
 from keystage.local.supervisor import Supervisor
+from keystage.local.sweeper import Sweeper
 from keystage.local.system import SystemProcess
 
 GATEWAY_HOST = "127.0.0.1"
@@ -96,6 +97,9 @@ class LocalWorld:
             stack.callback(self.home.close)
             self._supervisor = Supervisor(self.home, self._bounds, self._general)
             stack.push_async_callback(self._supervisor.stop, self._shutdown_s)
+            sweeper = Sweeper(self.home.run, self._supervisor.lifeline.read_fd)
+            stack.callback(sweeper.stop)
+            sweeper.start()
             server = None if self._port is None else self._listen(self._port)
             if server is not None:
                 stack.callback(server.close)

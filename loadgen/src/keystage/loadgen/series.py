@@ -24,6 +24,10 @@ MIN_ARRIVALS = 5
 """Fewer arrivals in the window give no CV."""
 
 
+BUSY_SPAN_S = 2.0
+"""Workers report their compute time once a second: over less, every other reading shows none."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageSample:
     """One stage at one moment.
@@ -36,7 +40,7 @@ class StageSample:
         ready: replicas ready.
         starting: replicas started and not yet ready.
         desired: replicas the gateway reports as wanted, None where it was not readable.
-        busy_ratio: compute time per ready replica and second since the last reading, None at first.
+        busy_ratio: compute time per ready replica and second over `BUSY_SPAN_S`, None at first.
         rate_rps: arrivals per second over the window, None before two readings.
         cv: CV of the gaps between them, None below `MIN_ARRIVALS`.
     """
@@ -86,7 +90,7 @@ class StageSeries:
         if readings and readings[-1].incarnation != stats.incarnation:
             readings.clear()
             self._first = None
-        previous = readings[-1] if readings else None
+        previous = self._before(stats.at_s - BUSY_SPAN_S)
         readings.append(stats)
         while len(readings) > 2 and readings[1].at_s <= stats.at_s - self._window_s:
             readings.popleft()
@@ -109,6 +113,11 @@ class StageSeries:
                     cv=cv,
                 )
             )
+
+    def _before(self, at_s: float) -> RouterStats | None:
+        """Newest reading up to then, the oldest if all are later, None if there is none."""
+        older = [reading for reading in self._readings if reading.at_s <= at_s]
+        return older[-1] if older else self._readings[0] if self._readings else None
 
     def summaries(self) -> list[StageSummary]:
         """One line per stage."""

@@ -16,6 +16,10 @@ DEAD_AFTER_S = 5.0
 """Heartbeats come every second; five without one is dead (a hung engine loop included)."""
 
 
+NEAR_SLOTS = 1
+"""Workers whose free slots differ by this count as equally free when a path is chosen."""
+
+
 @dataclasses.dataclass(slots=True)
 class Worker:
     """One worker as the router sees it.
@@ -161,25 +165,41 @@ class Fleet:
                 best = key
         return best[2] if best else None
 
-    def choose_path(self, kv_tokens: int) -> tuple[str, ...] | None:
+    def choose_path(self, kv_tokens: int, known: Iterable[tuple[str, ...]] = ()) -> tuple[str, ...] | None:
         """One worker per stage, each with credit for one more session; None when a stage has none.
 
-        Neighbouring stages of one worker stay together where it is no busier than the others.
+        Per stage the worker with most free slots, but among those nearly as free (`NEAR_SLOTS`)
+        first the one that hosts the stage before as well, then one that continues a known path:
+        a session more on a known path makes its waves thicker, a new path makes new, thin waves.
+
+        Args:
+            kv_tokens: KV positions the session reserves.
+            known: paths that exist.
         """
         path: list[str] = []
+        prefixes = list(known)
         for stage in range(self.stages):
-            chosen = self.choose(stage, kv_tokens)
-            if chosen is None:
+            admitting = [(a, w) for a, w in self.of_stage(stage) if w.admits(kv_tokens)]
+            if not admitting:
                 return None
-            if path and path[-1] != chosen:
-                before = self.workers[path[-1]]
-                if (
-                    stage in before.hello.stages
-                    and before.admits(kv_tokens)
-                    and before.free_slots >= self.workers[chosen].free_slots
-                ):
-                    chosen = path[-1]
-            path.append(chosen)
+            most = max(worker.free_slots for _, worker in admitting)
+            continuing = {addresses[stage] for addresses in prefixes}
+            best: tuple[bool, bool, int, str, str] | None = None
+            for address, worker in admitting:
+                if worker.free_slots < most - NEAR_SLOTS:
+                    continue
+                stays = bool(path) and path[-1] == address and worker.free_slots == most
+                key = (
+                    not stays,
+                    address not in continuing,
+                    -worker.free_slots,
+                    worker.hello.replica,
+                    address,
+                )
+                best = key if best is None else min(best, key)
+            assert best is not None
+            path.append(best[4])
+            prefixes = [addresses for addresses in prefixes if addresses[stage] == best[4]]
         return tuple(path)
 
     def hold(self, addresses: Iterable[str], kv_tokens: int = 0, slots: int = 1) -> None:

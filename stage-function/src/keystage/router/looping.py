@@ -195,7 +195,7 @@ class LoopingCore:
         started: dict[str, list[api.SessionSpec]] = {}
         while self._queue:
             session = self._queue[0]
-            addresses = self.fleet.choose_path(session.reservation)
+            addresses = self.fleet.choose_path(session.reservation, self._paths.workers())
             if addresses is None:
                 if not self._refuse_unfit(session, now_s):
                     break

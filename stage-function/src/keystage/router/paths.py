@@ -42,6 +42,10 @@ class PathBook:
         self.by_number: dict[int, Path] = {}
         self._by_workers: dict[tuple[str, ...], Path] = {}
 
+    def workers(self) -> list[tuple[str, ...]]:
+        """Every path as its workers."""
+        return list(self._by_workers)
+
     def get(self, addresses: tuple[str, ...]) -> tuple[Path, bool]:
         """The path over these workers, and whether it is new (and needs a `Route`)."""
         path = self._by_workers.get(addresses)
