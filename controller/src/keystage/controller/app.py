@@ -7,7 +7,6 @@ SIGTERM after the tick in progress, and at once when its lifeline ends. It must 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from keystage.controller.config import ControllerSettings
 from keystage.controller.decisions import DecisionLog, replay
 from keystage.controller.loop import Loop
 from keystage.controller.platforms.local import LocalPlatform
+from keystage.wire.endpoints import watch_lifeline
 
 
 def run(settings: ControllerSettings, stop: threading.Event | None = None) -> None:
@@ -56,11 +56,6 @@ def replay_decisions(path: Path) -> int:
     return 1 if differences else 0
 
 
-def _watch_lifeline(descriptor: int) -> None:
-    os.read(descriptor, 1)  # blocks until the owner is gone
-    os._exit(0)  # nobody is left to steer, and a tick may be waiting for an answer
-
-
 def main() -> int:
     """Entry of the process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -76,8 +71,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    if settings.lifeline_fd >= 0:
-        threading.Thread(target=_watch_lifeline, args=(settings.lifeline_fd,), daemon=True).start()
+    watch_lifeline(settings.lifeline_fd)
     run(settings, stop)
     return 0
 

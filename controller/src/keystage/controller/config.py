@@ -17,7 +17,7 @@ class ControllerSettings(BaseSettings):
     Attributes:
         control: the supervisor's UNIX socket.
         home: state folder; decisions.jsonl and key-stages.json are kept there.
-        lifeline_fd: descriptor whose end of file ends this process; -1 for none.
+        lifeline_fd: descriptor whose end of file ends this process.
         tick_s: seconds between observations: a quarter of a second reacts within the start time of
             the fastest replica, and costs about one percent of a core.
         budget_replicas: stage replicas in all (R_total); none by default, the caps of the machine hold.
@@ -33,7 +33,7 @@ class ControllerSettings(BaseSettings):
 
     control: Path
     home: Path = Path(".keystage")
-    lifeline_fd: int = -1
+    lifeline_fd: int | None = None
     tick_s: float = Field(default=0.25, gt=0, le=60, allow_inf_nan=False)
     budget_replicas: int | None = Field(default=None, ge=1)
     stats_timeout_s: float = Field(default=0.5, gt=0, allow_inf_nan=False)

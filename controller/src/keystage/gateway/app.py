@@ -7,10 +7,7 @@ at any time.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket
 import sys
 
 import uvicorn
@@ -27,12 +24,12 @@ from keystage.gateway.metrics import Metrics
 from keystage.gateway.proxy import Proxy, Scope, Send
 from keystage.gateway.replicas import Replicas
 from keystage.gateway.rest import Management, make_app
+from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections (90 s), so that it is they who close them."""
 STOP_S = 3
 """For running requests when the gateway itself is told to stop."""
-BACKLOG = 2048
 
 
 class Gateway:
@@ -68,26 +65,12 @@ def read_credentials(settings: GatewaySettings) -> Credentials:
     return Credentials(values[0], values[1])
 
 
-def open_socket(http: str) -> socket.socket:
-    """Takes over an inherited listening socket (`fd://N`) or binds `host:port`.
-
-    Raises:
-        GatewayError: the address is in use, or none.
-    """
-    try:
-        if http.startswith("fd://"):
-            return socket.socket(fileno=int(http[len("fd://") :]))
-        host, _, port = http.rpartition(":")
-        return socket.create_server((host or "127.0.0.1", int(port)), backlog=BACKLOG)
-    except (OSError, ValueError, OverflowError) as error:
-        raise GatewayError(f"KEYSTAGE_HTTP={http} cannot be served on: {error}") from error
-
-
 async def serve(settings: GatewaySettings) -> None:
     """Serves until told to stop.
 
     Raises:
-        GatewayError: credentials, backend or address cannot be used.
+        GatewayError: credentials or backend cannot be used.
+        EndpointError: the address cannot be listened on.
     """
     credentials = read_credentials(settings)
     backend = LocalBackend(settings.control)
@@ -113,9 +96,8 @@ async def serve(settings: GatewaySettings) -> None:
             timeout_graceful_shutdown=STOP_S,
         )
     )
-    listening = open_socket(settings.http)
-    if settings.lifeline_fd >= 0:
-        asyncio.get_running_loop().add_reader(settings.lifeline_fd, os._exit, 1)
+    listening = listen(settings.http)
+    watch_lifeline(settings.lifeline_fd)
     await backend.start()
     try:
         await proxy.start()
@@ -130,7 +112,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     try:
         uvloop.run(serve(GatewaySettings()))  # type: ignore[call-arg]  # fields come from the environment
-    except GatewayError as error:
+    except (GatewayError, EndpointError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     except ValidationError as error:

@@ -48,7 +48,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_ratio: float = 0.8
     drain_start_ratio: float = 0.25
     drain_s: float = 0.2
-    hold_s: float = 8.0
+    hold_s: float = 6.0
     hold_start_ratio: float = 2.0
     carry_ratio: float = 0.9
     busy_ratio: float = 0.85
