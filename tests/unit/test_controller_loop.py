@@ -149,7 +149,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("KEYSTAGE_TICK_S", "0.1")
     monkeypatch.setenv("KEYSTAGE_POLICY", '{"hold_s": 2.5, "gains": {"limit": 0}}')
     settings = ControllerSettings()
-    assert (settings.tick_s, settings.lifeline_fd) == (0.1, -1)
+    assert (settings.tick_s, settings.lifeline_fd) == (0.1, None)
     assert settings.policy_settings().hold_s == 2.5
     assert settings.policy_settings().gains.limit == 0
     assert settings.policy_settings().drain_s == PolicySettings().drain_s

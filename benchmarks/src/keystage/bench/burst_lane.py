@@ -126,7 +126,7 @@ async def _deploy(world: LocalWorld, folder: Path, run: Run) -> None:
     write(bundle, pipeline)
     devices = [f"emulated:alpha={service_s / 2},beta={service_s / 2}" for service_s in run.services_s]
     env = {"KEYSTAGE_MAX_BATCH": "1", "KEYSTAGE_QUEUE_ITEMS": "100000", "KEYSTAGE_RING_BYTES": str(4 << 20)}
-    await world.deploy(*deployments_for(bundle, pipeline, device=devices, slots=1, env=env))
+    await world.deploy(*deployments_for(bundle, pipeline, device=devices, env=env))
     if run.replicas is not None:
         for stage, replicas in enumerate(run.replicas):
             await world.scale(f"{run.name}-stage-{stage}", replicas)

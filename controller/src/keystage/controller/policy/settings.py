@@ -19,8 +19,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
         gains: of the PID trim.
         start_s: seconds a replica takes to get ready until one was measured.
         drain_ratio: a backlog shall be gone within this part of the deadline: what waits now then
-            still arrives in time. Less reacts to bursts that are over before a replica is ready (at 0.8
-            the burst benchmark starts a tenth more replicas and uses 0.4 more on average).
+            still arrives in time. Less reacts to bursts that are over before a replica is ready (in
+            simulation 0.8 starts a tenth more replicas and uses 0.4 more on average).
         drain_start_ratio: ... but not faster than this many start times: a replica that takes 45 s
             to start is no answer to a burst of one second.
         drain_s: ... and never faster than this (a few ticks: sampling noise is not a burst).
