@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import shlex
+import sys
 from pathlib import Path
 
 from keystage.local.api import Deployment
 
 SERVE = (
-    f"python -m uvicorn --app-dir {Path(__file__).parent} function_app:app --host 127.0.0.1 --port $PORT "
+    f"{shlex.quote(sys.executable)} -m uvicorn --app-dir {Path(__file__).parent} function_app:app --host 127.0.0.1 --port $PORT "
     "--log-level warning --no-access-log --timeout-graceful-shutdown 20"
 )
 
