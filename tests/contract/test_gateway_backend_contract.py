@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.local_function import function
+from support.local_function import PYTHON, function
 
 from keystage.gateway.backend import Backend, BackendUnavailable, BadRequest, UnknownFunction
 from keystage.gateway.local import LocalBackend
@@ -103,7 +103,7 @@ def test_intents_show(run: Callable[..., None]) -> None:
 
 def test_logs_come_in_order_and_are_cut_from_the_front(run: Callable[..., None]) -> None:
     async def work(backend: Backend, scale: Scale) -> None:
-        talk = "python -c \"print('one'); print('two|2'); print('three'); import time; time.sleep(60)\""
+        talk = PYTHON + " -c \"print('one'); print('two|2'); print('three'); import time; time.sleep(60)\""
         await backend.put(Deployment(service="talk", envProcess="env PYTHONUNBUFFERED=1 " + talk))
         lines = await backend.logs("talk", tail=None, since_s=0.0)
         while len(lines) < 3:

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yarl
-from support.local_function import SERVE, authorization, function
+from support.local_function import PYTHON, SERVE, authorization, function
 
 from keystage.local.api import Deployment
 from keystage.local.world import LocalWorld
@@ -84,7 +84,7 @@ def test_a_function_s_life_as_faas_cli_drives_it(tmp_path: Path) -> None:
 
 
 def test_logs_are_lines_of_json_and_can_be_followed(tmp_path: Path) -> None:
-    talk = "python -u -c \"import time\nfor i in range(1000): print('line', i); time.sleep(0.1)\""
+    talk = PYTHON + " -u -c \"import time\nfor i in range(1000): print('line', i); time.sleep(0.1)\""
 
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         await world.deploy(Deployment(service="f", envProcess=talk))

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 import psutil
 import pytest
-from support.local_function import function
+from support.local_function import PYTHON, function
 
 from keystage.local.api import Deployment, View
 from keystage.local.errors import CorruptState, NotReady, PortInUse
@@ -33,7 +33,7 @@ import msgspec
 from keystage.bundle.api import emulated
 from keystage.local.pipeline import deployments_for
 from keystage.local.up import UpOptions, run
-from support.local_function import function
+from support.local_function import PYTHON, function
 home, bundle = Path(sys.argv[1]), Path(sys.argv[1] + "-bundle")
 bundle.mkdir(exist_ok=True)
 pipeline = emulated("demo", 1, execution="single-pass")
@@ -117,7 +117,7 @@ def test_functions_start_serve_scale_and_end(tmp_path: Path) -> None:
 
 
 def test_crash_loop_backs_off_and_names_the_last_line(tmp_path: Path) -> None:
-    bad = Deployment(service="bad", envProcess="python -c \"import sys; print('x'); sys.exit('no luck')\"")
+    bad = Deployment(service="bad", envProcess=PYTHON + " -c \"import sys; print('x'); sys.exit('no luck')\"")
 
     async def run() -> None:
         async with world(tmp_path) as w:

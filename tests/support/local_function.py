@@ -9,9 +9,11 @@ from pathlib import Path
 
 from keystage.local.api import Deployment
 
+PYTHON = shlex.quote(sys.executable)
+"""The tests' own interpreter, for command lines of functions."""
 SERVE = (
-    f"{shlex.quote(sys.executable)} -m uvicorn --app-dir {Path(__file__).parent} function_app:app --host 127.0.0.1 --port $PORT "
-    "--log-level warning --no-access-log --timeout-graceful-shutdown 20"
+    f"{PYTHON} -m uvicorn --app-dir {shlex.quote(str(Path(__file__).parent))} function_app:app "
+    "--host 127.0.0.1 --port $PORT --log-level warning --no-access-log --timeout-graceful-shutdown 20"
 )
 
 
