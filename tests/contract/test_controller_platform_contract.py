@@ -1,8 +1,8 @@
 """What every `Platform` must do, over each world there is.
 
 `scripted` is a small HTTP server on a UNIX socket that answers as the supervisor does and lets a test
-script routers and replicas. `supervised` is the real supervisor with real processes. A new platform
-joins by a fixture that makes a `World`.
+script routers and replicas. `supervised` is the real supervisor with real processes. `simulated` is the
+simulator. A new platform joins by a fixture that makes a `World`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.platform_worlds import ScriptedWorld, SupervisedWorld, World
+from support.simulated_platform import SimulatedWorld
 
 from keystage.controller.decisions import DecisionLog
 from keystage.controller.domain.decision import (
@@ -53,9 +54,13 @@ def scripted(folder: Path) -> Iterator[ScriptedWorld]:
     world.platform.close()
 
 
-@pytest.fixture(params=["scripted", "supervised"])
+@pytest.fixture(params=["scripted", "supervised", "simulated"])
 def world(request: pytest.FixtureRequest, folder: Path) -> Iterator[World]:
-    kinds: dict[str, Callable[[Path], Any]] = {"scripted": ScriptedWorld, "supervised": SupervisedWorld}
+    kinds: dict[str, Callable[[Path], Any]] = {
+        "scripted": ScriptedWorld,
+        "supervised": SupervisedWorld,
+        "simulated": SimulatedWorld,
+    }
     made = kinds[request.param](folder)
     yield made
     made.end()

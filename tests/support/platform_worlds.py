@@ -14,7 +14,7 @@ import msgspec
 
 from keystage.controller.domain.platform import Platform
 from keystage.controller.platforms.local import LocalPlatform
-from keystage.local.api import Deployment, Desired, FunctionRecord, Intent, ReplicaRecord
+from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent, ReplicaRecord
 from keystage.local.world import LocalWorld
 from keystage.router.api import RouterStats
 
@@ -92,6 +92,10 @@ class ScriptedWorld:
                 elif what == "replicas":
                     desired = msgspec.json.decode(body, type=Desired).replicas
                     world.functions[name] = msgspec.structs.replace(world.functions[name], desired=desired)
+                    self.answer(200, b"{}")
+                elif what == "cpu":
+                    cores = msgspec.json.decode(body, type=Cpu).cores
+                    world.functions[name] = msgspec.structs.replace(world.functions[name], cores=cores)
                     self.answer(200, b"{}")
                 else:
                     world.intend(name, msgspec.json.decode(body, type=Intent))

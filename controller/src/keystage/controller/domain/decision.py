@@ -7,16 +7,42 @@ outcome: outcomes come back through `observe`.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from keystage.controller.domain.state import PolicyState
 
 
-class SetReplicas(msgspec.Struct, frozen=True, tag="set-replicas", tag_field="action"):
-    """A function shall have this many replicas."""
+class Site(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A place for one new replica: a node and the indices of the GPUs it takes there."""
+
+    node: str
+    gpus: tuple[int, ...] = ()
+
+
+class SetReplicas(msgspec.Struct, frozen=True, tag="set-replicas", tag_field="action", omit_defaults=True):
+    """A function shall have this many replicas.
+
+    Attributes:
+        function: function name.
+        replicas: how many.
+        sites: where the new ones go, in order; fewer than needed, or none: the world chooses the rest.
+        victims: names of the replicas that go when there are too many, first to last; more than needed is
+            no harm, and the world chooses (starting ones first, then the youngest) where none is named.
+    """
 
     function: str
     replicas: int
+    sites: tuple[Site, ...] = ()
+    victims: tuple[str, ...] = ()
+
+
+class SetCpu(msgspec.Struct, frozen=True, tag="set-cpu", tag_field="action"):
+    """Every replica of a function shall have this many CPU cores, without a restart."""
+
+    function: str
+    cores: float
 
 
 class KeyStage(msgspec.Struct, frozen=True):
@@ -51,7 +77,7 @@ class ClearWake(msgspec.Struct, frozen=True, tag="clear-wake", tag_field="action
     function: str
 
 
-Action = SetReplicas | PublishKeyStages | LiftOverride | ClearWake
+Action = SetReplicas | SetCpu | PublishKeyStages | LiftOverride | ClearWake
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,6 +114,36 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     trim: float = 0.0
 
 
+class PlacementReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How replicas were placed in one tick, for people and plots.
+
+    Attributes:
+        regime: `spare` (GPUs to spare) or `contended`.
+        why: the words for it, with the numbers of the switch test.
+        kl: divergence of the key-stage load over nodes from their capacity share, nats.
+        best_kl: the least there is of so much load on so many nodes.
+        threshold: excess of kl over best_kl from which this tick's places are reconsidered.
+        reserved: GPUs kept for one more replica of each key stage.
+        unreserved: GPUs there is no room to keep.
+        placed: replicas given a place.
+        moved: of these, how many a second look moved.
+        replanned: why there was a second look, empty without.
+        short: functions without enough room, and which bound was hit.
+    """
+
+    regime: Literal["spare", "contended"]
+    why: str
+    kl: float = 0.0
+    best_kl: float = 0.0
+    threshold: float = 0.0
+    reserved: int = 0
+    unreserved: int = 0
+    placed: int = 0
+    moved: int = 0
+    replanned: str = ""
+    short: tuple[str, ...] = ()
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of `decide`.
 
@@ -95,8 +151,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         actions: what shall change; empty when nothing does.
         state: to be handed to the next `decide`.
         reports: one per function, in the snapshot's order.
+        placement: how replicas were placed, None in a world without nodes.
     """
 
     actions: tuple[Action, ...]
     state: PolicyState
     reports: tuple[StageReport, ...]
+    placement: PlacementReport | None = None

@@ -39,6 +39,56 @@ class Starting(msgspec.Struct, frozen=True, omit_defaults=True):
     expected_ready_s: float
 
 
+class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one replica runs, starting or ready.
+
+    Attributes:
+        replica: replica name.
+        node: name of its node.
+        gpus: indices of the node's GPUs it holds, empty when it holds none.
+        is_ready: whether it serves.
+    """
+
+    replica: str
+    node: str
+    gpus: tuple[int, ...] = ()
+    is_ready: bool = True
+
+
+class GpuView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One GPU of a node.
+
+    Attributes:
+        total_bytes: its memory.
+        free_bytes: memory no replica has been given.
+        replicas: replicas that hold it.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    replicas: int = 0
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node of a cluster.
+
+    Attributes:
+        node: node name.
+        gpus: its GPUs by index.
+        cores_free: CPU cores no replica has been given.
+        memory_free_bytes: host memory that may still hold parameters.
+        in_memory: functions whose parameters lie in host memory (a holder of KeysManager).
+        on_disk: functions whose parameters lie on the local disk.
+    """
+
+    node: str
+    gpus: tuple[GpuView, ...] = ()
+    cores_free: float = 0.0
+    memory_free_bytes: int = 0
+    in_memory: frozenset[str] = frozenset()
+    on_disk: frozenset[str] = frozenset()
+
+
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Replica numbers, bounds and intents of one function.
 
@@ -53,6 +103,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         cap_reason: why the machine bounds it, in words.
         override: a person's request, None when there is none.
         wake: a request waits for this function at zero.
+        placed: where its replicas run, empty in a world without nodes.
     """
 
     function: str
@@ -65,6 +116,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cap_reason: str = ""
     override: Override | None = None
     wake: bool = False
+    placed: tuple[Placed, ...] = ()
 
     @property
     def current(self) -> int:
@@ -123,6 +175,48 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     rows: Measured = None
 
 
+class BatchProfile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Service time of a batch, l(b) = alpha_s b + beta_s seconds for 1 <= b <= most items."""
+
+    alpha_s: float
+    beta_s: float
+    most: int = 1
+
+
+class StartTimes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Seconds from wanted to ready by where the parameters are; None where there is no such source.
+
+    Attributes:
+        gpu_s: on a GPU of the same node.
+        memory_s: in the node's host memory.
+        disk_s: on the node's disk.
+        remote_s: on another node, or at the bundle's home.
+    """
+
+    gpu_s: Measured = None
+    memory_s: Measured = None
+    disk_s: Measured = None
+    remote_s: Measured = None
+
+
+class CpuView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Cores of one replica of a stage, and what more of them would be worth.
+
+    Attributes:
+        cores: cores each replica has now.
+        most: cores a replica may have (cpu_max).
+        per_core_s: seconds x cores of an item's service that shrink as 1/cores (QUART section 5.3).
+        low_s: lower end of its 95 % interval.
+        high_s: upper end; where the interval holds 0 more cores are not known to help.
+    """
+
+    cores: float
+    most: float
+    per_core_s: Measured = None
+    low_s: Measured = None
+    high_s: Measured = None
+
+
 class StageView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stage function: who it is, and what was measured.
 
@@ -133,6 +227,13 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         profile_s: service seconds of one item where a profile gives it, else None.
         routers: one sample per router, empty when none could be read.
         workers: one sample per ready worker.
+        batch: l(b) where a profile gives it; then demand counts batches (mu = b*/l(b*)).
+        starts: start times by source of the parameters, None where nobody tells them.
+        cpu: cores of its replicas, None where they cannot be set.
+        gpu_bytes: GPU memory a replica takes on each of its GPUs.
+        gpus: GPUs a replica takes, 0 for none.
+        parameter_bytes: size of its parameters.
+        after: stages (by index) whose output it takes; None: the one before it in the pipeline.
     """
 
     stage: int
@@ -141,6 +242,13 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     profile_s: Measured = None
     routers: tuple[RouterSample, ...] = ()
     workers: tuple[WorkerSample, ...] = ()
+    batch: BatchProfile | None = None
+    starts: StartTimes | None = None
+    cpu: CpuView | None = None
+    gpu_bytes: int = 0
+    gpus: int = 0
+    parameter_bytes: int = 0
+    after: tuple[int, ...] | None = None
 
 
 class Slo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -177,9 +285,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pipelines: pipelines with their stage functions.
         functions: every other function (routers, plain functions).
         budget_replicas: stage replicas there may be in all (R_total), None for no bound.
+        nodes: nodes replicas can be placed on, empty in a world without a choice.
     """
 
     at_s: float
     pipelines: tuple[PipelineView, ...] = ()
     functions: tuple[FunctionView, ...] = ()
     budget_replicas: int | None = None
+    nodes: tuple[NodeView, ...] = ()

@@ -13,8 +13,8 @@ class Moments(msgspec.Struct, frozen=True, array_like=True):
     """Exponentially decayed sums over one window; ratios of them are weighted means.
 
     Attributes:
-        span_s: decayed observed time.
-        arrivals: decayed count of arrivals (each with one inter-arrival gap).
+        span_s: decayed observed time (since the last shift of the rate).
+        arrivals: decayed count of arrivals in that time.
         gap_s: sum of gaps.
         gap_s2: sum of squared gaps.
         services: count of served items.
@@ -24,6 +24,7 @@ class Moments(msgspec.Struct, frozen=True, array_like=True):
         busy_s: compute seconds of all workers.
         rows: rows computed.
         worker_s: seconds of ready workers (workers times time).
+        gaps: count of inter-arrival gaps behind gap_s and gap_s2; outlives shifts.
     """
 
     span_s: float = 0.0
@@ -37,6 +38,7 @@ class Moments(msgspec.Struct, frozen=True, array_like=True):
     busy_s: float = 0.0
     rows: float = 0.0
     worker_s: float = 0.0
+    gaps: float = 0.0
 
 
 class EstimatorState(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +46,7 @@ class EstimatorState(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         at_s: when the counters below were fresh (snapshot time), None before the first sample.
-        routers: cumulative counters by router incarnation.
+        routers: counters by router incarnation: seven cumulative ones, queue, in flight.
         clocks: router clock by incarnation.
         workers: cumulative (busy_s, rows) by worker.
         grew_at_s: when a worker appeared last; its first services are left out.
@@ -81,6 +83,10 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
         desired: the number it changed to.
         low_since_s: since when fewer replicas would do, None while they would not.
         low_peak: the largest need seen since then.
+        cores: CPU cores of a replica when the stage was first seen; never fewer are given.
+        per_core: 1 / cores, averaged as the measured service times are.
+        cores_at_s: when that average was updated last.
+        busy_at_s: when the pipeline had something to do last (kept by its entry stage).
     """
 
     estimator: EstimatorState = EstimatorState()
@@ -92,6 +98,10 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     desired: int | None = None
     low_since_s: float | None = None
     low_peak: int = 0
+    cores: float | None = None
+    per_core: float | None = None
+    cores_at_s: float | None = None
+    busy_at_s: float | None = None
 
 
 class PolicyState(msgspec.Struct, frozen=True):
@@ -100,7 +110,11 @@ class PolicyState(msgspec.Struct, frozen=True):
     Attributes:
         stages: by function name.
         published: key-stage order published last, by pipeline.
+        is_contended: whether placement was in its regime of contention.
+        settled: when a pipeline was looked at last, if nothing was left to do for it then.
     """
 
     stages: dict[str, StageState] = {}
     published: dict[str, tuple[int, ...]] = {}
+    settled: dict[str, float] = {}
+    is_contended: bool = False
