@@ -11,6 +11,7 @@ restarted without ending a replica. HTTP with JSON bodies over the UNIX socket `
     DELETE /functions/{name}               drains and removes (404)
     PUT    /functions/{name}/intent        Intent -> FunctionRecord
     PUT    /functions/{name}/replicas      Desired -> FunctionRecord (controller only)
+    PUT    /functions/{name}/cpu           Cpu -> FunctionRecord (controller only)
     GET    /functions/{name}/logs?tail=&since= -> text, one line each, `replica|unix_s|line`
     GET    /replicas                       -> list[ReplicaRecord]
     GET    /watch?since=N                  -> View, at once when its version is above N, else as soon as
@@ -71,6 +72,12 @@ class Desired(msgspec.Struct, frozen=True):
     replicas: int
 
 
+class Cpu(msgspec.Struct, frozen=True):
+    """CPU cores of every replica of a stage, written by the controller; no replica is restarted."""
+
+    cores: float
+
+
 class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A deployed function.
 
@@ -81,6 +88,7 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
         override: see `Override`.
         wake: see `Intent`.
         generation: grows with every redeploy; replicas of an older one are replaced.
+        cores: CPU cores of each replica, None: as deployed (`KEYSTAGE_THREADS`, no affinity).
     """
 
     deployment: Deployment
@@ -89,6 +97,7 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
     override: Override | None = None
     wake: bool = False
     generation: int = 1
+    cores: float | None = None
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):

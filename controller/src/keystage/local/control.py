@@ -15,9 +15,9 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from keystage.local.api import Deployment, Desired, FunctionRecord, Intent
+from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent
 from keystage.local.errors import BadDeployment, LocalError
-from keystage.local.events import Deployed, Intended, Removed, Scaled
+from keystage.local.events import CoresSet, Deployed, Intended, Removed, Scaled
 from keystage.local.supervisor import Supervisor
 
 WATCH_S = 20.0
@@ -72,6 +72,7 @@ class Control:
         app.router.add_delete("/functions/{name}", self._remove)
         app.router.add_put("/functions/{name}/intent", self._intend)
         app.router.add_put("/functions/{name}/replicas", self._scale)
+        app.router.add_put("/functions/{name}/cpu", self._set_cores)
         app.router.add_get("/functions/{name}/logs", self._logs)
         app.router.add_get("/replicas", self._replicas)
         app.router.add_get("/watch", self._watch)
@@ -114,6 +115,11 @@ class Control:
     async def _scale(self, request: web.Request) -> web.Response:
         desired = await _body(request, Desired)
         self._supervisor.handle(Scaled(request.match_info["name"], desired.replicas))
+        return _json(self._record(request))
+
+    async def _set_cores(self, request: web.Request) -> web.Response:
+        cpu = await _body(request, Cpu)
+        self._supervisor.handle(CoresSet(request.match_info["name"], cpu.cores))
         return _json(self._record(request))
 
     async def _logs(self, request: web.Request) -> web.Response:

@@ -43,6 +43,14 @@ class Scaled:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CoresSet:
+    """The controller wrote how many CPU cores each replica shall have."""
+
+    function: str
+    cores: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Started:
     """A process was started."""
 
@@ -78,7 +86,9 @@ class Ticked:
     """Time passed."""
 
 
-Event: TypeAlias = Deployed | Removed | Intended | Scaled | Started | Answered | Missed | Exited | Ticked
+Event: TypeAlias = (
+    Deployed | Removed | Intended | Scaled | CoresSet | Started | Answered | Missed | Exited | Ticked
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,4 +113,12 @@ class Kill:
     replica: str
 
 
-Instruction: TypeAlias = Start | Terminate | Kill
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetCores:
+    """Let a running process have so many CPU cores, and tell it its number of threads."""
+
+    replica: str
+    cores: float
+
+
+Instruction: TypeAlias = Start | Terminate | Kill | SetCores

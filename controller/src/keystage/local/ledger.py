@@ -22,6 +22,7 @@ from keystage.local.api import Deployment, FunctionRecord, Intent, ReplicaRecord
 from keystage.local.errors import UnknownFunction
 from keystage.local.events import (
     Answered,
+    CoresSet,
     Deployed,
     Event,
     Exited,
@@ -31,12 +32,21 @@ from keystage.local.events import (
     Missed,
     Removed,
     Scaled,
+    SetCores,
     Start,
     Started,
     Terminate,
     Ticked,
 )
-from keystage.local.program import Upkeep, check, check_replicas, upkeep
+from keystage.local.program import (
+    Upkeep,
+    check,
+    check_cores,
+    check_replicas,
+    threads_of,
+    upkeep,
+    with_threads,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,10 +143,13 @@ class Ledger:
             case Scaled(name, replicas):
                 check_replicas(name, replicas)
                 self.functions[name] = msgspec.structs.replace(self._get(name), desired=replicas)
+            case CoresSet(name, cores):
+                return list(self._set_cores(name, cores))
             case Started(replica, pid, address):
                 self._replicas[replica].set(pid=pid, address=address)
+                return [*self._give_cores(replica), *self._reconcile(at_s)]
             case Answered(replica):
-                self._answered(replica, at_s)
+                return [*self._answered(replica, at_s), *self._reconcile(at_s)]
             case Missed(replica):
                 return list(self._missed(replica))
             case Exited(replica, reason):
@@ -161,7 +174,7 @@ class Ledger:
             self.functions[name] = FunctionRecord(deployment=deployment, created_at_s=at_s)
         else:
             self.functions[name] = msgspec.structs.replace(
-                old, deployment=deployment, generation=old.generation + 1
+                old, deployment=deployment, generation=old.generation + 1, cores=None
             )
         self._upkeep[name] = upkeep(deployment)
 
@@ -175,13 +188,31 @@ class Ledger:
             record = msgspec.structs.replace(record, wake=intent.wake)
         self.functions[name] = record
 
-    def _answered(self, name: str, at_s: float) -> None:
+    def _set_cores(self, name: str, cores: float) -> Iterator[Instruction]:
+        record = self._get(name)
+        check_cores(record.deployment, cores)
+        self.functions[name] = msgspec.structs.replace(record, cores=cores)
+        for replica in list(self._replicas.values()):
+            if replica.record.function == name and replica.record.pid:
+                yield from self._give_cores(replica.record.replica)
+
+    def _give_cores(self, name: str) -> Iterator[Instruction]:
+        """Cores of one replica, where the controller has set any for its function as it is deployed now."""
+        replica = self._replicas[name]
+        record = self.functions.get(replica.record.function)
+        if record is None or record.cores is None or replica.record.generation != record.generation:
+            return
+        if replica.state in ("starting", "ready"):
+            yield SetCores(name, record.cores)
+
+    def _answered(self, name: str, at_s: float) -> Iterator[Instruction]:
         replica = self._replicas.get(name)
         if replica is None:
             return
         replica.misses = 0
         if replica.state == "starting":
             replica.set(state="ready", ready_at_s=at_s)
+            yield from self._give_cores(name)  # set while it started, and heard by nobody
             record = self.functions.get(replica.record.function)
             if record is not None and record.wake:
                 self.functions[replica.record.function] = msgspec.structs.replace(record, wake=False)
@@ -279,7 +310,10 @@ class Ledger:
         )
         own = self._upkeep[function].drain_s
         self._replicas[name] = _Replica(entry, number, self._bounds.drain_s if own is None else own)
-        return Start(name, record.deployment)
+        deployment = record.deployment
+        if record.cores is not None:
+            deployment = with_threads(deployment, threads_of(record.cores))
+        return Start(name, deployment)
 
     def _drain(self, replica: _Replica, at_s: float) -> Iterator[Instruction]:
         if replica.state == "failed":

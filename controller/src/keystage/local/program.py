@@ -15,12 +15,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from keystage.local.api import Deployment
 from keystage.local.errors import BadDeployment
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_NAME = 63
 MAX_REPLICAS = 1000
+MAX_CORES = 1024
 MIN_LABEL = "com.openfaas.scale.min"
 ROLES = ("stage", "router", "function")
 _MODULES = {"stage": "keystage.worker.app", "router": "keystage.router.app"}
@@ -121,6 +124,31 @@ def check_replicas(name: str, replicas: int) -> None:
     """
     if not 0 <= replicas <= MAX_REPLICAS:
         raise BadDeployment(f"function {name}: replicas must be in 0..{MAX_REPLICAS}, not {replicas}")
+
+
+def check_cores(deployment: Deployment, cores: float) -> None:
+    """Refuses impossible core numbers, and cores for what is no stage.
+
+    Raises:
+        BadDeployment: names the bounds and the number.
+    """
+    name = deployment.service
+    if role(deployment) != "stage":
+        raise BadDeployment(f"function {name} has role {role(deployment)}: cores are given to stages only")
+    if not 0 < cores <= MAX_CORES:
+        raise BadDeployment(f"function {name}: cores must be above 0 and at most {MAX_CORES}, not {cores:g}")
+
+
+def threads_of(cores: float) -> int:
+    """Compute threads of a replica with so many cores: a part of one counts as one."""
+    return max(1, math.ceil(cores))
+
+
+def with_threads(deployment: Deployment, threads: int) -> Deployment:
+    """The deployment with another number of compute threads."""
+    return msgspec.structs.replace(
+        deployment, envVars={**deployment.envVars, "KEYSTAGE_THREADS": str(threads)}
+    )
 
 
 def upkeep(deployment: Deployment) -> Upkeep:

@@ -18,7 +18,7 @@ from typing import Any, assert_never
 
 import aiohttp
 
-from keystage.local import logs, store
+from keystage.local import cores, logs, store
 from keystage.local.api import FunctionRecord, View
 from keystage.local.errors import UnknownFunction
 from keystage.local.events import (
@@ -30,6 +30,7 @@ from keystage.local.events import (
     Kill,
     Missed,
     Removed,
+    SetCores,
     Start,
     Started,
     Terminate,
@@ -39,7 +40,7 @@ from keystage.local.home import Home
 from keystage.local.ledger import Bounds, Ledger
 from keystage.local.probe import follow
 from keystage.local.process import Process, spawn
-from keystage.local.program import Program, program
+from keystage.local.program import Program, program, threads_of
 
 TICK_S = 0.1
 
@@ -72,6 +73,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lives: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._pins = cores.Pins(os.sched_getaffinity(0))
         self._session: aiohttp.ClientSession | None = None
         self._offset_s = time.time() - time.monotonic()
         self._incarnation = secrets.token_hex(8)
@@ -195,8 +197,17 @@ class Supervisor:
             case Kill(replica):
                 if replica in self._processes:
                     self._processes[replica].signal_group(signal.SIGKILL)
+            case SetCores(replica, count):
+                self._set_cores(replica, count)
             case _:
                 assert_never(instruction)
+
+    def _set_cores(self, replica: str, count: float) -> None:
+        process = self._processes.get(replica)
+        if process is None or self._session is None:
+            return
+        cores.pin(process.pid, self._pins.assign(replica, count))
+        self._go(cores.tell(self._session, process.address, threads_of(count)))
 
     def _start(self, replica: str, command: Program) -> None:
         log = logs.ReplicaLog(self._home.logs / f"{replica}.log")
@@ -231,6 +242,7 @@ class Supervisor:
     async def _live(self, replica: str, process: Process) -> None:
         reason = await process.wait(self.now)
         self._stop_probe(replica)
+        self._pins.forget(replica)
         del self._processes[replica]
         if not self._closing:
             self.handle(Exited(replica, reason))

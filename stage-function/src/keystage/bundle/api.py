@@ -14,6 +14,9 @@ BUNDLE_VERSION = 1
 CHUNK_BYTES = 16 * 1024 * 1024
 """Hash unit: one digest over 5 GiB takes 5.4 s on a core and cannot verify ranges."""
 
+CPU_PROFILE_VERSION = 1
+CPU_PROFILE = "cpu-profile.json"
+
 Execution = Literal["looping", "single-pass"]
 
 
@@ -57,6 +60,40 @@ class StageSpec(msgspec.Struct, frozen=True):
     identity: str
     activation_bytes: int
     profile: StageProfile | None = None
+
+
+class CpuRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement of a stage on CPU cores.
+
+    Attributes:
+        latency_s: seconds of a batch.
+        cores: CPU cores (threads) it had.
+        batch: items in the batch.
+        activation_bytes: bytes of one item's activation.
+        queue: items waiting meanwhile.
+        parameters: parameters of the stage.
+        communication_s: seconds of it spent on receiving and sending.
+    """
+
+    latency_s: float
+    cores: float
+    batch: float = 1.0
+    activation_bytes: float = 0.0
+    queue: float = 0.0
+    parameters: float = 0.0
+    communication_s: float = 0.0
+
+
+class CpuProfile(msgspec.Struct, frozen=True):
+    """Content of `cpu-profile.json` beside `pipeline.json`: what CPU cores are worth to each stage.
+
+    Attributes:
+        version: format version.
+        stages: rows per stage, in the stages' order; none: nothing was measured.
+    """
+
+    version: int
+    stages: list[list[CpuRow]]
 
 
 class Pipeline(msgspec.Struct, frozen=True):

@@ -96,6 +96,34 @@ def profile_bundle(
     return profiles
 
 
+def decode_times(model: LoadedStage, batch: int, prompt_tokens: int, repeats: int) -> list[float]:
+    """Seconds of single decode steps of a batch after a prompt, in order.
+
+    Args:
+        model: a loaded, warm stage; slots below zero are opened and closed.
+        batch: rows.
+        prompt_tokens: length of the KV state, cut to what the stage holds.
+        repeats: how many.
+    """
+    prompt = max(1, min(prompt_tokens, model.shape.context_length - repeats - 2))
+    slots = [-1 - row for row in range(batch)]
+    times: list[float] = []
+    try:
+        for slot in slots:
+            model.open(slot, min(prompt + repeats + 2, model.shape.context_length))
+            _prefill(model, slot, prompt)
+        x = sample_input(model, batch)
+        for now in range(prompt, prompt + repeats + 1):
+            begin = time.perf_counter()
+            model.forward(x, [Row(slot, now, 1) for slot in slots], range(batch))
+            synchronize(model)
+            times.append(time.perf_counter() - begin)
+    finally:
+        for slot in slots:
+            model.close(slot)
+    return times[1:]  # the first step of a batch size runs cold
+
+
 def _prefill(model: LoadedStage, slot: int, tokens: int) -> None:
     model.forward(sample_input(model, tokens), [Row(slot, 0, tokens)], [0])
 

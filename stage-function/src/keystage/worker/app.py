@@ -103,6 +103,7 @@ def _load(config: WorkerConfig, status: Status) -> tuple[Engine, Mailbox]:
         node=node_identity(),
         pid=os.getpid(),
     )
+    status.threads = config.threads
     engine = Engine(settings, pipeline, executor, mailbox, Ring(config.ring_bytes), events, status)
     status.state = advance(status.state, WorkerState.READY)
     events.write(

@@ -101,6 +101,7 @@ class Engine:
                 self._beat()
                 next_beat_s = now_s + HEARTBEAT_S
             self._serve_calls()
+            self._set_threads()
             self._drain(now_s)
         self._events.flush()
 
@@ -197,6 +198,13 @@ class Engine:
             answer.set_result(self._executor.single(body))
         except StageError as error:
             answer.set_exception(error)
+
+    def _set_threads(self) -> None:
+        wanted = self._status.threads_wanted
+        if wanted and wanted != self._status.threads:
+            self._executor.set_threads(wanted)
+            self._status.threads = wanted
+            self._events.write("threads", replica=self._settings.replica, threads=wanted)
 
     # ------------------------------------------------------------ life
 

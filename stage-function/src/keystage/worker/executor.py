@@ -93,6 +93,9 @@ class Executor(Protocol):
             StageError: the body does not fit the stage.
         """
 
+    def set_threads(self, threads: int) -> None:
+        """Computes with so many CPU threads from now on; called between waves, by the engine's thread."""
+
     def warm_up(self) -> None:
         """Runs once, so that the first request does not pay for lazy initialisation."""
 
@@ -163,6 +166,9 @@ class EmulatedExecutor:
 
     def close(self, session: int) -> None:
         """Keeps no state."""
+
+    def set_threads(self, threads: int) -> None:
+        """Has no threads: it sleeps."""
 
     def step(
         self, first: int, last: int, ids: Sequence[int], activation: Activation | None, rows: StepRows

@@ -13,8 +13,9 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import uvicorn
 
 from keystage.wire.metrics import Sample, expose
@@ -26,6 +27,16 @@ BEAT_LIMIT_S = 30.0
 """An engine loop silent for this long hangs; one CPU wave or batch takes far less."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
 CALL_TIMEOUT_S = 120.0
+
+
+MAX_THREADS = 1024
+MAX_THREADS_BODY_BYTES = 1024
+
+
+class Threads(msgspec.Struct, frozen=True):
+    """Body of `PUT /_/threads`."""
+
+    threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)]
 
 
 class WorkerHttp:
@@ -52,6 +63,8 @@ class WorkerHttp:
         elif path == "/_/ready":
             state = self._status.state
             status, body = (200 if is_ready(state) else 503), state.value.encode()
+        elif path == "/_/threads":
+            status, body = await self._threads(method, receive)
         elif path == "/metrics":
             status, body = 200, expose(self._samples())
         elif path == "/":
@@ -77,24 +90,31 @@ class WorkerHttp:
             return 503, f"engine loop silent for {silent_s:.1f} s (bound {BEAT_LIMIT_S:.0f} s)\n".encode()
         return 200, status.state.value.encode()
 
+    async def _threads(self, method: str, receive: Any) -> tuple[int, bytes]:
+        """GET: compute threads at present; PUT: others from the next batch on."""
+        if method == "PUT":
+            read = await _read(receive, MAX_THREADS_BODY_BYTES)
+            if not isinstance(read, bytes):
+                return read
+            try:
+                threads = msgspec.json.decode(read, type=Threads).threads
+            except msgspec.DecodeError as error:
+                return 400, f'expected {{"threads": 1..{MAX_THREADS}}}: {error}\n'.encode()
+            self._status.threads_wanted = threads
+            return 202, b""
+        if method == "GET":
+            return 200, msgspec.json.encode({"threads": self._status.threads})
+        return 405, b"GET or PUT\n"
+
     async def _single(self, receive: Any) -> tuple[int, bytes]:
         if not is_ready(self._status.state):
             return 503, f"worker is {self._status.state.value}\n".encode()
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return 499, b""
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > MAX_BODY_BYTES:
-                return 413, f"body exceeds {MAX_BODY_BYTES} bytes\n".encode()
-            if not message.get("more_body"):
-                break
+        read = await _read(receive, MAX_BODY_BYTES)
+        if not isinstance(read, bytes):
+            return read
         answer: Future[bytes] = Future()
         try:
-            self._status.calls.put_nowait((b"".join(parts), answer))
+            self._status.calls.put_nowait((read, answer))
         except queue.Full:
             return 429, b"64 calls wait already\n"
         try:
@@ -118,6 +138,22 @@ class WorkerHttp:
                 Sample("keystage_stage_rows", by_stage, use.rows),
             ]
         return samples
+
+
+async def _read(receive: Any, most_bytes: int) -> bytes | tuple[int, bytes]:
+    """The whole body, or status and text of the refusal."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return 499, b""
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most_bytes:
+            return 413, f"body exceeds {most_bytes} bytes\n".encode()
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
 def serve(app: WorkerHttp, listening: socket.socket) -> threading.Thread:

@@ -24,7 +24,11 @@ class StageUse:
 
 @dataclasses.dataclass(slots=True)
 class Status:
-    """What the HTTP thread may read, and how it asks for a drain or a `single` call."""
+    """What the HTTP thread may read, and how it asks for a drain, a `single` call or other threads.
+
+    `threads` is what the executor computes with, 0 its own choice; the engine makes it `threads_wanted`
+    (0: nobody asked) between two batches.
+    """
 
     state: WorkerState = WorkerState.LOADING
     beat_s: float = 0.0
@@ -33,6 +37,8 @@ class Status:
     held: int = 0
     reserved: int = 0
     use: dict[int, StageUse] = dataclasses.field(default_factory=dict)
+    threads: int = 0
+    threads_wanted: int = 0
     calls: queue.Queue[tuple[bytes, Future[bytes]]] = dataclasses.field(
         default_factory=lambda: queue.Queue(maxsize=64)
     )

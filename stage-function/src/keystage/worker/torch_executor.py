@@ -96,6 +96,10 @@ class TorchExecutor:
         for model in self._models.values():
             model.close(session)
 
+    def set_threads(self, threads: int) -> None:
+        """Intra-op threads of this thread's operators."""
+        torch.set_num_threads(threads)
+
     def step(
         self, first: int, last: int, ids: Sequence[int], activation: Activation | None, rows: StepRows
     ) -> StepOutput:

@@ -21,17 +21,30 @@ import msgspec
 import psutil
 
 from keystage.bundle.api import Pipeline
-from keystage.controller.domain.decision import Action, ClearWake, LiftOverride, PublishKeyStages, SetReplicas
+from keystage.controller.domain.decision import (
+    Action,
+    ClearWake,
+    LiftOverride,
+    PublishKeyStages,
+    SetCpu,
+    SetReplicas,
+)
 from keystage.controller.domain.platform import PlatformError
 from keystage.controller.domain.snapshot import Snapshot
 from keystage.controller.platforms.local_cap import Machine
+from keystage.controller.platforms.local_cpu import CpuProfiles
 from keystage.controller.platforms.local_view import Seen, role_of, snapshot_of
 from keystage.controller.platforms.unix_http import UnixConnection, exchange
-from keystage.local.api import Desired, FunctionRecord, Intent, ReplicaRecord
+from keystage.local.api import Cpu, Desired, FunctionRecord, Intent, ReplicaRecord
 from keystage.router.api import STATS_PATH, RouterStats
 
 MAX_PARALLEL = 8
 T = TypeVar("T")
+
+
+def bundle_folder(url: str) -> Path:
+    """Folder of a `file://` address."""
+    return Path(unquote(urlsplit(url).path))
 
 
 class LocalPlatform:
@@ -53,6 +66,7 @@ class LocalPlatform:
         self._budget = budget_replicas
         self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
         self._bundles: dict[str, tuple[int, Pipeline]] = {}
+        self._profiles = CpuProfiles()
         self._pool = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="stats")
 
     def close(self) -> None:
@@ -65,6 +79,7 @@ class LocalPlatform:
         replicas = self._get("/replicas", list[ReplicaRecord])
         stats, unread = self._statistics(functions, replicas)
         memory = psutil.virtual_memory()
+        bundles = self._read_bundles(functions)
         return snapshot_of(
             Seen(
                 at_s=time.monotonic() + self._offset_s,
@@ -72,7 +87,8 @@ class LocalPlatform:
                 replicas=replicas,
                 stats=stats,
                 unread=unread,
-                bundles=self._read_bundles(functions),
+                bundles=bundles,
+                cpu_work={url: self._profiles.read(bundle_folder(url)) for url in bundles},
                 machine=Machine(len(os.sched_getaffinity(0)), memory.available),
                 budget_replicas=self._budget,
             )
@@ -82,8 +98,10 @@ class LocalPlatform:
         """See `Platform.apply`."""
         for action in actions:
             match action:
-                case SetReplicas(function, replicas):
+                case SetReplicas(function, replicas):  # one node: sites say nothing here
                     self._put(function, "replicas", Desired(replicas))
+                case SetCpu(function, cores):
+                    self._put(function, "cpu", Cpu(cores))
                 case LiftOverride(function):
                     self._put(function, "intent", Intent(override=None))
                 case ClearWake(function):
@@ -122,10 +140,9 @@ class LocalPlatform:
         """pipeline.json of every bundle in a local folder; others are left out (no profile, no size)."""
         urls = {f.deployment.envVars.get("KEYSTAGE_BUNDLE", "") for f in functions}
         for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme != "file":
+            if urlsplit(url).scheme != "file":
                 continue
-            path = Path(unquote(parts.path)) / "pipeline.json"
+            path = bundle_folder(url) / "pipeline.json"
             try:
                 written_ns = path.stat().st_mtime_ns
                 if self._bundles.get(url, (0, None))[0] != written_ns:

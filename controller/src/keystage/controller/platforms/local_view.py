@@ -28,6 +28,7 @@ from keystage.controller.domain.snapshot import (
     WorkerSample,
 )
 from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine, cap_of, is_capped, is_on_gpu
+from keystage.controller.platforms.local_cpu import Work, cpu_view
 from keystage.local.api import FunctionRecord, ReplicaRecord
 from keystage.router.api import RouterStats
 
@@ -53,6 +54,7 @@ class Seen:
         unread: why a router function's statistics are missing, by router function.
         bundles: content of pipeline.json by its URL, where it could be read.
         machine: cores and memory.
+        cpu_work: fits of the bundles' CPU profiles per stage, by URL.
         budget_replicas: R_total, None for no bound.
     """
 
@@ -64,6 +66,7 @@ class Seen:
     bundles: Mapping[str, Pipeline]
     machine: Machine
     budget_replicas: int | None = None
+    cpu_work: Mapping[str, Sequence[Work | None]] = dataclasses.field(default_factory=dict)
 
 
 def role_of(record: FunctionRecord) -> str:
@@ -152,6 +155,10 @@ def _stage(
         scale = msgspec.structs.replace(scale, cap=GPU_CAP, cap_reason=GPU_REASON)
     profile = spec.profile if spec is not None else None
     profile_s = profile.alpha_s + profile.beta_s if profile is not None else _emulated_s(record)
+    cpu = None
+    if _on_cpu(record):
+        fits = seen.cpu_work.get(record.deployment.envVars.get("KEYSTAGE_BUNDLE", ""), ())
+        cpu = cpu_view(_cores(record), scale.ready + len(scale.starting), _free_cores(seen), fits, index)
     return StageView(
         stage=index,
         scale=scale,
@@ -161,6 +168,7 @@ def _stage(
             RouterSample(incarnation=s.incarnation, at_s=s.at_s, counters=_counters(s, index)) for s in stats
         ),
         workers=_workers(stats, index),
+        cpu=cpu,
     )
 
 
@@ -251,6 +259,18 @@ def _device(record: FunctionRecord) -> str:
 def _threads(record: FunctionRecord) -> int:
     text = record.deployment.envVars.get("KEYSTAGE_THREADS", "1")
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+
+
+def _cores(record: FunctionRecord) -> float:
+    """Cores each replica has: as the controller set them, else its compute threads."""
+    return record.cores if record.cores is not None else float(_threads(record))
+
+
+def _free_cores(seen: Seen) -> float:
+    """Cores of the machine that no replica of a CPU stage has."""
+    on_cpu = {r.deployment.service: r for r in seen.functions if role_of(r) == "stage" and _on_cpu(r)}
+    running = [r for r in seen.replicas if r.state in ("ready", "starting") and r.function in on_cpu]
+    return seen.machine.cores - sum(_cores(on_cpu[r.function]) for r in running)
 
 
 def _emulated_s(record: FunctionRecord) -> float | None:
