@@ -153,6 +153,10 @@ class Fleet:
         """Ready workers hosting a stage."""
         return sum(worker.is_ready for _, worker in self.of_stage(stage))
 
+    def idle_workers(self, stage: int) -> int:
+        """Ready workers of a stage that hold nothing."""
+        return sum(w.is_ready and not w.held_slots for _, w in self.of_stage(stage))
+
     def choose(self, stage: int, kv_tokens: int = 0, exclude: Iterable[str] = ()) -> str | None:
         """The worker with most free slots that has credit, ties to the smallest name; or None."""
         best: tuple[int, str, str] | None = None

@@ -205,6 +205,7 @@ class SinglePassCore:
                     first.deadline_s - now_s,
                     worker.free_slots,
                     worker.hello.max_batch,
+                    self.fleet.idle_workers(stage) if len(queue) > 1 else 1,
                 )
             )
             if not decision.size:
