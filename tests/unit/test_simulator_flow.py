@@ -32,6 +32,14 @@ def test_a_free_replica_takes_as_many_as_it_may() -> None:
     assert finished(batch, times_s=(0.0, 0.1, 0.2, 0.3)) == [1.5, 4.0, 4.0, 5.5]
 
 
+def test_items_that_come_together_are_shared_among_idle_replicas() -> None:
+    pair = StageSpec(alpha_s=1.0, beta_s=0.5, most=2)
+    both = StageSpec(alpha_s=1.0, beta_s=0.5, most=2, replicas=2)
+    # the second and third wait together for the first stage and leave it as one batch at 4.0
+    assert finished(pair, both, times_s=(0.0, 0.1, 0.2)) == [3.0, 5.5, 5.5]
+    assert finished(pair, pair, times_s=(0.0, 0.1, 0.2)) == [3.0, 6.5, 6.5]
+
+
 def test_two_replicas_take_turns_by_number() -> None:
     outcome = simulate(world(line(StageSpec(alpha_s=1.0, replicas=2), times_s=(0.0, 2.0, 4.0))), None, 1)
     assert outcome.pipelines[0].stages[0].busy_ratio == pytest.approx(3 / 10)

@@ -78,6 +78,41 @@ def test_host_memory_evicts_the_least_recently_used() -> None:
     assert node.memory_free_bytes == GB
 
 
+def in_memory(platform: SimulatedPlatform) -> list[set[str]]:
+    return [set(node.in_memory) for node in platform.observe().nodes]
+
+
+def test_a_stage_that_is_scaled_up_is_a_key_stage_from_then_on() -> None:
+    load = LoadSpec(memory_bps=10 * GB, disk_bps=GB, holders="key-stages", key_stages=0)
+    platform = idle(gpu_stage(), gpu_stage(), nodes=(server(2),), load=load)
+    assert in_memory(platform) == [set(), set()]
+    platform.apply([SetReplicas("p-stage-0", 2)])  # its first replica's node has the parameters now
+    assert in_memory(platform) == [{"p-stage-0"}, set()]
+    platform.apply([SetReplicas("p-stage-0", 1)])
+    platform.advance(10)
+    assert in_memory(platform) == [{"p-stage-0"}, set()]
+
+
+def test_every_node_fetches_a_new_key_stage_in_turn_when_the_world_prewarms() -> None:
+    load = LoadSpec(memory_bps=10 * GB, disk_bps=GB, holders="key-stages", key_stages=0, prewarm=True)
+    platform = idle(gpu_stage(), gpu_stage(), nodes=(server(2),), load=load)
+    platform.apply([SetReplicas("p-stage-0", 2, sites=(Site("node-0", (1,)),)), SetReplicas("p-stage-1", 2)])
+    platform.advance(4.9)
+    assert in_memory(platform)[1] == {"p-stage-1"}  # it ran there
+    platform.advance(5.1)
+    assert in_memory(platform)[1] == {"p-stage-0", "p-stage-1"}
+    site = (Site("node-1", (3,)),)
+    platform.apply([SetReplicas("p-stage-0", 3, sites=site)])
+    (late,) = [s for s in stage(platform).scale.starting if s.expected_ready_s > 5.5]
+    assert late.expected_ready_s == pytest.approx(5.1 + 0.5)
+
+
+def test_parameters_stay_where_they_ran_from_the_start_if_the_world_says_so() -> None:
+    load = LoadSpec(memory_bps=10 * GB, disk_bps=GB, holders="ran")
+    platform = idle(gpu_stage(), gpu_stage(), nodes=(server(2),), load=load)
+    assert in_memory(platform) == [{"p-stage-0"}, {"p-stage-1"}]
+
+
 def test_a_replica_without_room_holds_nothing_and_starts_when_room_appears() -> None:
     platform = idle(gpu_stage(), gpu_stage(), nodes=(server(1, gpus=3),), load=LoadSpec(fixed_s=1))
     platform.apply([SetReplicas("p-stage-0", 3)])

@@ -51,10 +51,13 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
         memory_bps: from a holder in host memory.
         disk_bps: from the local disk.
         remote_bps: from another node or the bundle's home.
-        holders: whether parameters stay in host memory: `none`, `key-stages` (a node keeps those of a
-            published key stage once a replica of it ran there, and until they are evicted), `all`
-            (every parameter lies in every host memory from the start).
-        key_stages: how many of a published ranking count as key stages.
+        holders: whether parameters stay in host memory: `none`, `key-stages` (a node keeps those of a key
+            stage once a replica of it ran there, and until they are evicted), `ran` (those of every stage
+            that ran there), `all` (every parameter lies in every host memory from the start).
+        key_stages: how many of a published ranking are key stages; so is, as in QUART section 6.1, every
+            stage that was given more than its minimum of replicas.
+        prewarm: every node fetches the parameters of a new key stage in the background, one after the
+            other, at the disk's rate.
         spread_s: standard deviation of the start time's log (0: every start takes the same time).
     """
 
@@ -63,8 +66,9 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bps: float = 0.0
     disk_bps: float = 0.0
     remote_bps: float = 0.0
-    holders: Literal["none", "key-stages", "all"] = "none"
+    holders: Literal["none", "key-stages", "ran", "all"] = "none"
     key_stages: int = 3
+    prewarm: bool = False
     spread_s: float = 0.0
 
 

@@ -57,7 +57,7 @@ def _check_pipeline(world: World, pipeline: PipelineSpec) -> None:
             raise WorldError(
                 f"{where} stage {k}: stages of a looping pipeline are a chain on GPUs of their own"
             )
-    befores(pipeline)
+    predecessors(pipeline)
 
 
 def _check_stage(world: World, where: str, stage: StageSpec) -> None:
@@ -110,7 +110,7 @@ def _check_failures(world: World) -> None:
             raise WorldError(f"failures[{i}]: there is no node {failure.node}")
 
 
-def befores(pipeline: PipelineSpec) -> list[tuple[int, ...]]:
+def predecessors(pipeline: PipelineSpec) -> list[tuple[int, ...]]:
     """Per stage the stages whose output it takes, in order; empty for those that take the request.
 
     Raises:

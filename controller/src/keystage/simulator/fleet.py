@@ -39,7 +39,8 @@ class Unit:
     Attributes:
         stage: the stage.
         tally: its numbers over time.
-        is_key: whether it is a published key stage.
+        is_key: whether nodes keep its parameters: it is a published key stage, or has been scaled up
+            (QUART section 6.1: what the corrector adds replicas to goes on the list).
         last_number: number of the replica made last.
         version: grows with every change of its replicas, for views.
     """
@@ -105,6 +106,8 @@ class Fleet:
             replica = self._make(unit, place, 0.0)
             replica.state = "ready"
             unit.tally.change(0.0, ready=1)
+            if self.parameters.is_kept(unit.is_key):
+                self.parameters.keep(unit.stage, replica.node)
             unit.stage.serve(0.0, replica)
         unit.tally.change(0.0)
 
@@ -121,6 +124,8 @@ class Fleet:
         if unit.tally.desired != replicas:
             unit.tally.change(at_s, desired=replicas)
             unit.version += 1
+        if replicas > unit.stage.spec.min_replicas:
+            self._make_key(at_s, unit)
         alive = unit.stage.alive()
         if len(alive) > replicas:
             self._short.pop(unit.stage.function, None)
@@ -161,16 +166,36 @@ class Fleet:
         self._note(at_s, "cores", stage.function, cores)
         self._fill(at_s)
 
-    def publish(self, at_s: float, functions: Sequence[str], key: Sequence[str]) -> None:
-        """Which of a pipeline's functions are key stages; nodes where they serve keep their parameters."""
-        for function in functions:
-            unit = self._units[function]
-            was_key, unit.is_key = unit.is_key, function in key
-            if unit.is_key and not was_key:
-                for replica in unit.stage.replicas.values():
-                    if replica.state == "ready":
-                        self.parameters.keep(unit.stage, replica.node)
+    def publish(self, at_s: float, key: Sequence[str]) -> None:
+        """Which functions are key stages; nodes where they serve keep their parameters."""
+        for function in key:
+            self._make_key(at_s, self._units[function])
         self._note(at_s, "key", ",".join(key) or "-")
+
+    def _make_key(self, at_s: float, unit: Unit) -> None:
+        """A stage that once was a key stage stays one: its parameters leave a memory by age only."""
+        if unit.is_key:
+            return
+        unit.is_key = True
+        for replica in unit.stage.replicas.values():
+            if replica.state == "ready":
+                self.parameters.keep(unit.stage, replica.node)
+        if not self.parameters.is_prewarming:
+            return
+        engine = self._engine
+        for node in self._cluster.nodes:
+            if unit.stage.function in node.memory or node.is_away:
+                continue
+            fetch_s = self.parameters.start_s(unit.stage.spec, "disk" if node.spec.disk else "remote")
+            node.fetched_s = max(at_s, node.fetched_s) + fetch_s
+            heappush(
+                engine.heap, (node.fetched_s, OUTSIDE, next(engine.order), self._fetched, (unit.stage, node))
+            )
+
+    def _fetched(self, _at_s: float, what: tuple[Stage, Node]) -> None:
+        stage, node = what
+        if not node.is_away:
+            self.parameters.keep(stage, node)
 
     # ------------------------------------------------------------------ failures
 
@@ -247,7 +272,7 @@ class Fleet:
         unit.version += 1
         unit.tally.change(at_s, ready=1)
         self._note(at_s, "ready", replica.name)
-        if unit.is_key:
+        if self.parameters.is_kept(unit.is_key):
             self.parameters.keep(unit.stage, replica.node)
         replica.stage.serve(at_s, replica)
 

@@ -27,7 +27,7 @@ class SinglePass:
     Args:
         engine: clock and heap.
         stages: its stages, in order.
-        befores: per stage the stages whose output it takes; empty for those that take the request itself.
+        predecessors: per stage those whose output it takes; empty for those that take the request itself.
         arrived_s: arrival times, ascending.
         hop_s: seconds from a stage to the next.
         on_served: told when the last item has left.
@@ -41,7 +41,7 @@ class SinglePass:
         self,
         engine: Engine,
         stages: Sequence[Stage],
-        befores: Sequence[tuple[int, ...]],
+        predecessors: Sequence[tuple[int, ...]],
         arrived_s: Floats,
         hop_s: float,
         on_served: Callable[[], None],
@@ -55,16 +55,16 @@ class SinglePass:
         self.finished_s = array.array("d", [math.nan]) * len(arrived_s)
         self.left = len(arrived_s)
         self.came = 0
-        self._entries = [stage for stage, before in zip(stages, befores, strict=True) if not before]
+        self._entries = [stage for stage, before in zip(stages, predecessors, strict=True) if not before]
         afters: list[list[int]] = [[] for _ in stages]
-        for k, before in enumerate(befores):
+        for k, before in enumerate(predecessors):
             for j in before:
                 afters[j].append(k)
         sinks = sum(not after for after in afters)
         self._ends = array.array("i", [sinks]) * len(arrived_s) if sinks > 1 else None
         self._missing = {
             k: array.array("i", [len(before)]) * len(arrived_s)
-            for k, before in enumerate(befores)
+            for k, before in enumerate(predecessors)
             if len(before) > 1
         }
         for k, stage in enumerate(stages):

@@ -30,6 +30,15 @@ class Parameters:
             "remote": load.remote_bps,
         }
 
+    @property
+    def is_prewarming(self) -> bool:
+        """Whether nodes fetch the parameters of key stages before a replica is there."""
+        return self._load.holders in ("key-stages", "ran") and self._load.prewarm
+
+    def is_kept(self, is_key: bool) -> bool:
+        """Whether a node where a stage serves keeps its parameters."""
+        return is_key or self._load.holders == "ran"
+
     def source(self, stage: Stage, node: Node) -> Source:
         """Where a replica on a node takes its parameters from."""
         load = self._load
@@ -53,6 +62,6 @@ class Parameters:
         return self._load.fixed_s + (spec.parameter_bytes / bps if bps > 0 else 0.0)
 
     def keep(self, stage: Stage, node: Node) -> None:
-        """A node where a key stage served or starts from memory keeps its parameters."""
-        if self._load.holders == "key-stages":
+        """A node keeps the parameters of a stage that serves or starts there, or was fetched ahead."""
+        if self._load.holders in ("key-stages", "ran"):
             node.keep(stage.function, stage.spec.parameter_bytes)

@@ -29,7 +29,7 @@ from keystage.controller.domain.platform import PlatformError
 from keystage.controller.domain.snapshot import FunctionView, Override, PipelineView, Snapshot
 from keystage.simulator import draws
 from keystage.simulator.api import FailureSpec, Outcome, PipelineSpec, World
-from keystage.simulator.check import befores, check_world
+from keystage.simulator.check import check_world, predecessors
 from keystage.simulator.cluster import Cluster
 from keystage.simulator.engine import OUTSIDE, Engine
 from keystage.simulator.eventlog import EventLog
@@ -106,7 +106,7 @@ class SimulatedPlatform:
                 Stage(self._engine, f"{spec.name}-stage-{k}", p, k, spec.stages[k], len(arrived_s), factors)
                 for k, factors in enumerate(self._factors(p, spec, len(arrived_s), seed))
             ]
-            before = befores(spec)
+            before = predecessors(spec)
             self._set_distances(spec, stages, before)
             hop_s = self.world.hop_s
             self._flows.append(SinglePass(self._engine, stages, before, arrived_s, hop_s, self._served))
@@ -215,7 +215,7 @@ class SimulatedPlatform:
                         names = [unit.stage.function for unit in stages]
                         first = ranking[: self.world.load.key_stages]
                         key = [names[entry.stage] for entry in first if 0 <= entry.stage < len(names)]
-                        self.fleet.publish(at_s, names, key)
+                        self.fleet.publish(at_s, key)
             case LiftOverride(function):
                 self._overrides.pop(function, None)
             case ClearWake(function):

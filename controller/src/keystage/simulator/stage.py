@@ -168,12 +168,20 @@ class Stage:
     # ------------------------------------------------------------------ batches
 
     def dispatch(self, at_s: float) -> None:
-        """Gives waiting items to idle replicas."""
+        """Gives waiting items to idle replicas, evenly, as the router does."""
         while self.queue:
             replica = self._idle()
             if replica is None:
                 return
-            self._take(at_s, replica)
+            most = self.most
+            if most > 1 and self.free and not replica.shared:
+                most = min(most, -(-len(self.queue) // (1 + self._idle_others())))
+            self._take(at_s, replica, most)
+
+    def _idle_others(self) -> int:
+        """Idle replicas beside the one at hand."""
+        found = (self.replicas.get(number) for number in set(self.free))
+        return sum(1 for r in found if r is not None and r.state == "ready" and r.items is None)
 
     def _idle(self) -> Replica | None:
         """The idle replica of smallest number whose GPUs, if shared, are free too."""
@@ -192,12 +200,11 @@ class Stage:
             return replica
         return None
 
-    def _take(self, at_s: float, replica: Replica) -> None:
-        """An idle replica takes what waits, as many as it may."""
+    def _take(self, at_s: float, replica: Replica, most: int) -> None:
+        """An idle replica takes what waits, at most so many."""
         queue = self.queue
         self.area_item_s += len(queue) * (at_s - self.last_area_s)
         self.last_area_s = at_s
-        most = self.most
         if most == 1:
             item = queue.popleft()
             self._begin(at_s, replica, [item], self.came_s[item])
@@ -257,7 +264,7 @@ class Stage:
         elif replica.state != "ready":
             self.on_drained(at_s, replica)
         elif self.queue:
-            self._take(at_s, replica)
+            self._take(at_s, replica, self.most)
         else:
             heappush(self.free, replica.number)
         self.on_done(at_s, replica, items)
