@@ -109,7 +109,7 @@ def test_decide_is_total_and_bounded(seen: list[Snapshot]) -> None:
                 if action.function in views:
                     view = views[action.function]
                     is_stopped = view.override is not None and view.override.replicas <= 0
-                    least = 0 if is_stopped and action.replicas == 0 else max(1, view.min_replicas)
+                    least = 0 if is_stopped and action.replicas == 0 else max(0, view.min_replicas)
                     assert action.replicas >= least
 
 

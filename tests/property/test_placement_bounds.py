@@ -12,7 +12,7 @@ from support.placement_world import GB, Kind, node, placed_by, snapshot, stage
 
 from keystage.controller.domain.snapshot import GpuView, NodeView, Placed, StageView, StartTimes
 from keystage.controller.maths import divergence
-from keystage.controller.policy.placement_cost import place_cost, want_of
+from keystage.controller.policy.placement_cost import TRADE_S, place_cost, want_of
 from keystage.controller.policy.placement_index import NodeIndex
 from keystage.controller.policy.placement_search import Search
 from keystage.controller.policy.settings import PolicySettings
@@ -116,7 +116,7 @@ def test_greedy_is_exact_for_one_stage_under_contention(
     found = Search(index, contended=True, spread=True).add(want, units)
     assert len(found) == units
     share = [t / sum(t for _, t, _ in shape) for _, t, _ in shape]
-    linear = [0.2 if warm else 0.9 for _, _, warm in shape]
+    linear = [(0.2 if warm else 0.9) / TRADE_S for _, _, warm in shape]
     room = [min(free, total) for free, total, _ in shape]
 
     def cost(counts: tuple[int, ...]) -> float:

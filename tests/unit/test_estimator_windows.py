@@ -93,11 +93,28 @@ def test_steady_arrivals() -> None:
 
 
 def test_the_short_window_follows_a_burst_and_the_long_one_does_not() -> None:
-    known, _ = play([*steady(20.0, 20), *[20 + k / 400 for k in range(1, 401)]], 21)
+    bursts = [10 * k + i / 400 for k in range(8) for i in range(1, 201)]  # half a second in ten: CV 14
+    known, _ = play(bursts, 70.5)
     assert known.arrival_rps is not None
     assert known.arrival_slow_rps is not None
-    assert known.arrival_rps > 150
-    assert known.arrival_slow_rps < 60
+    assert known.arrival_rps > 60
+    assert known.arrival_slow_rps < 40
+
+
+@pytest.mark.parametrize(("before_rps", "after_rps", "within_s"), [(20, 80, 0.75), (80, 8, 4.0)])
+def test_a_step_of_regular_traffic_is_believed_at_once(
+    before_rps: float, after_rps: float, within_s: float
+) -> None:
+    after = [30 + k / after_rps for k in range(1, round(after_rps * 5) + 1)]
+    known, _ = play([*steady(before_rps, 30), *after], 30 + within_s)
+    assert known.arrival_slow_rps == pytest.approx(after_rps, rel=0.9 if after_rps < before_rps else 0.1)
+    assert known.arrival_scv < 2  # a step is hardly a variation
+
+
+def test_chance_is_no_step() -> None:
+    for seed in range(4):
+        slow = play(gamma(50, 1, 40, seed), 40)[0].arrival_slow_rps
+        assert slow == pytest.approx(50, rel=0.15)
 
 
 @pytest.mark.parametrize("tick_s", [0.05, 0.25, 2.0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Moments(msgspec.Struct, frozen=True, array_like=True):
+class Moments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Exponentially decayed sums over one window; ratios of them are weighted means.
 
     Attributes:

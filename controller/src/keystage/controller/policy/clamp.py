@@ -6,9 +6,13 @@ it expires; bounds win over both, but an override of zero is kept: it is how peo
 
 from __future__ import annotations
 
-import dataclasses
+import heapq
+import math
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from keystage.controller.domain.snapshot import Snapshot
 from keystage.controller.policy.plan import Plan
 
 
@@ -16,11 +20,11 @@ def clamp(plan: Plan, at_s: float) -> Plan:
     """Applies override, wake, labels and the machine's cap to one function."""
     scale, wanted, reason = plan.scale, plan.wanted, plan.reason
     override = scale.override
-    is_waking = scale.wake or (plan.is_stage and plan.known.queue > 0)
+    is_waking = scale.wake or plan.is_waking
     is_asked = override is not None and at_s < override.expires_at_s
     if override is not None and is_asked and override.replicas <= 0:
         if not is_waking:
-            return dataclasses.replace(plan, wanted=0, is_override=True, reason="override: 0")
+            return replace(plan, wanted=0, is_override=True, reason="override: 0")
         is_asked = False
     if override is not None and is_asked:
         wanted, reason = override.replicas, f"override: {override.replicas}"
@@ -32,31 +36,73 @@ def clamp(plan: Plan, at_s: float) -> Plan:
         reason += f"; at most {highest}: {scale.cap_reason}" if by_cap else f"; at most {highest} by label"
     elif wanted < plan.lowest:
         reason += f"; at least {plan.lowest}"
-    return dataclasses.replace(
-        plan, wanted=max(plan.lowest, min(highest, wanted)), is_override=is_asked, reason=reason
-    )
+    wanted = max(plan.lowest, min(highest, wanted))
+    if wanted == plan.wanted and is_asked == plan.is_override and reason is plan.reason:
+        return plan
+    return replace(plan, wanted=wanted, is_override=is_asked, reason=reason)
 
 
-def deal(plans: Sequence[Plan], budget: int | None) -> list[Plan]:
-    """Deals the budget of stage replicas (R_total): minimums first, then people, then the key stages.
+def deal(plans: Sequence[Plan], snapshot: Snapshot) -> list[Plan]:
+    """Deals what there is to the stages, when they want more: R_total, and the GPUs of the cluster.
 
-    Minimums are kept even if they alone exceed the budget: they are somebody's promise.
-    Ranks of several pipelines are dealt in turn (all first ones, then all second ones).
+    Minimums first (kept even if they alone exceed it: they are somebody's promise), then what people asked
+    for. The rest goes one replica at a time to the stage that has the smallest part of what it wants, the
+    more critical one in the key-stage list first: a chain is as quick as the stage that is shortest of
+    its need, so all on the first of the list would starve the others.
+    Stages keep what they have and still want; only if that is too much, or
+    leaves somebody's request short, is dealt anew from the minimums.
     """
-    stages = [i for i, p in enumerate(plans) if p.is_stage]
-    if budget is None or sum(plans[i].wanted for i in stages) <= budget:
+    weights, room = _bound(plans, snapshot)
+    if sum(w * p.wanted for w, p in zip(weights, plans, strict=True)) <= room * (1 + 1e-9):
         return list(plans)
-    given = {i: min(plans[i].wanted, plans[i].lowest) for i in stages}
-    left = max(0, budget - sum(given.values()))
-    for i in sorted(stages, key=lambda i: (not plans[i].is_override, plans[i].rank, -plans[i].score, i)):
-        more = min(left, plans[i].wanted - given[i])
-        given[i] += more
-        left -= more
+    least = [min(p.wanted, max(1, p.lowest)) for p in plans]
+    kept = [max(low, min(p.wanted, p.scale.current)) for low, p in zip(least, plans, strict=True)]
+    given = _filled(plans, weights, kept, room)
+    if given is None or any(p.is_override and n < p.wanted for p, n in zip(plans, given, strict=True)):
+        given = _filled(plans, weights, least, room) or least
     return [
-        dataclasses.replace(
-            p, wanted=given[i], reason=f"{p.reason}; {given[i]} of {p.wanted} by budget {budget}"
-        )
-        if i in given and given[i] < p.wanted
+        replace(p, wanted=n, is_cut=True, reason=f"{p.reason}; {n} of {p.wanted} by budget {room:g}")
+        if n < p.wanted and weight
         else p
-        for i, p in enumerate(plans)
+        for p, n, weight in zip(plans, given, weights, strict=True)
     ]
+
+
+def _bound(plans: Sequence[Plan], snapshot: Snapshot) -> tuple[list[float], float]:
+    """What a replica of each plan takes, and how much there is in all: replicas, else GPUs."""
+    if snapshot.budget_replicas is not None:
+        return [1.0 if p.is_stage else 0.0 for p in plans], float(snapshot.budget_replicas)
+    sizes = [node.gpus[0].total_bytes for node in snapshot.nodes if node.gpus]
+    if not sizes:
+        return [0.0] * len(plans), math.inf
+    size = max(1, min(sizes))
+    weights = [0.0] * len(plans)
+    stages = (stage for view in snapshot.pipelines for stage in view.stages)
+    for i, stage in enumerate(stages):  # stages come first among the plans, in the snapshot's order
+        weights[i] = stage.gpus * min(1.0, stage.gpu_bytes / size)
+    return weights, float(sum(len(node.gpus) for node in snapshot.nodes))
+
+
+def _filled(
+    plans: Sequence[Plan], weights: Sequence[float], start: Sequence[int], room: float
+) -> list[int] | None:
+    """Deals from a start until nothing fits; None where the start itself does not."""
+    given = list(start)
+    left = room - sum(w * n for w, n in zip(weights, given, strict=True))
+    if left < -1e-9 * room:
+        return None
+    heap = [
+        (not p.is_override, given[i] / p.wanted, p.rank, -p.score, i)
+        for i, p in enumerate(plans)
+        if weights[i] and given[i] < p.wanted
+    ]
+    heapq.heapify(heap)
+    while heap:
+        who, _, rank, score, i = heapq.heappop(heap)
+        if weights[i] > left * (1 + 1e-9):
+            continue
+        given[i] += 1
+        left -= weights[i]
+        if given[i] < plans[i].wanted:
+            heapq.heappush(heap, (who, given[i] / plans[i].wanted, rank, score, i))
+    return given

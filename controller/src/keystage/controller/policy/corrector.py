@@ -7,10 +7,9 @@ stale data holds the present number: never zero, never an exception.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
-import msgspec
+from msgspec.structs import replace
 
 from keystage.controller.domain.snapshot import FunctionView, PipelineView, StageView
 from keystage.controller.domain.state import PolicyState, StageState
@@ -18,8 +17,16 @@ from keystage.controller.maths.estimator import Estimates, estimate, is_number
 from keystage.controller.policy import demand
 from keystage.controller.policy.demand import Load
 from keystage.controller.policy.plan import Plan
+from keystage.controller.policy.service import Service, service
 from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
-from keystage.controller.policy.shares import entry_wait_s, stage_shares_s
+from keystage.controller.policy.shares import (
+    deadline_s,
+    entry_wait_s,
+    longest_s,
+    predecessors,
+    stage_shares_s,
+    waiting_before,
+)
 from keystage.controller.policy.trim import trim
 
 MOST_SERVERS = 4096
@@ -31,55 +38,94 @@ def correct(settings: PolicySettings, view: PipelineView, state: PolicyState, at
     plans = [_estimated(settings, stage, state, at_s, view) for stage in view.stages]
     held = next((p.reason for p in plans if p.is_held), "")
     if held:
-        if view.execution == "looping":  # sessions wait at entry for every stage, also to wake one at zero
-            queue = plans[0].known.queue
-            plans = [
-                dataclasses.replace(p, known=msgspec.structs.replace(p.known, queue=queue)) for p in plans
-            ]
-        return [p if p.is_held else dataclasses.replace(p, is_held=True, reason=held) for p in plans]
+        return [p if p.is_held else replace(p, is_held=True, reason=held) for p in plans]
+    order = state.published.get(view.pipeline, ())
+    efforts = [_effort(settings, order, plan.stage, len(plans)) for plan in plans]
     if view.execution == "looping":
-        return _looping(settings, view, plans, state, at_s)
-    services_s = [p.known.service_s or 0.0 for p in plans]
-    shares_s = stage_shares_s(settings, view.slo, services_s)
+        return _looping(settings, view, plans, state, at_s, efforts)
+    graph = predecessors(view.stages)
+    services = [service(settings, s.batch, p.known) for s, p in zip(view.stages, plans, strict=True)]
+    alone_s = [one.alone_s for one in services]
+    longest = longest_s(graph, alone_s)
+    whole_s = deadline_s(settings, view.slo, longest)
+    shares_s = stage_shares_s(whole_s, longest, alone_s)
+    batches = [one.batch_within(share_s) for one, share_s in zip(services, shares_s, strict=True)]
+    waits_s = [  # what a share leaves for waiting beside a batch of b*
+        max(share_s - one.batch_s(batch), settings.least_wait_ratio * one.alone_s)
+        for one, share_s, batch in zip(services, shares_s, batches, strict=True)
+    ]
+    entries = [p.known for p, before in zip(plans, graph, strict=True) if not before]
+    rate_rps = max(k.arrival_slow_rps or k.arrival_rps or 0.0 for k in entries)
+    scv = max(k.arrival_scv for k in entries)
+    chain_rps = demand.pipeline_rps(rate_rps, scv, settings.chain_wait_ratio * sum(waits_s))
+    waiting = waiting_before(graph, [p.known.queue for p in plans])
+    drain_s = settings.drain_ratio * whole_s
     needed: list[Plan] = []
-    upstream = 0.0  # what waits at a stage comes to the next ones: they are made ready with it
-    for stage, plan, share_s in zip(view.stages, plans, shares_s, strict=True):
-        load = _single_pass_load(settings, plan.known, share_s)
-        load = dataclasses.replace(load, backlog=load.backlog + upstream)
-        drain_s = settings.drain_ratio * sum(shares_s)
-        needed.append(_needed(settings, stage, plan, load, state, at_s, share_s, drain_s))
-        upstream = load.backlog
+    for k, (stage, plan, one) in enumerate(zip(view.stages, plans, services, strict=True)):
+        # The rate is the entry's: whatever comes in comes here, and what comes faster than that is a
+        # backlog of the stages in front, which counts as such.
+        steady = Load(
+            arrival_rps=rate_rps * efforts[k],
+            arrival_scv=min(plan.known.arrival_scv, settings.most_stage_scv),
+            service_s=1 / one.rps(batches[k]),
+            service_scv=plan.known.service_scv,
+            servers=1,
+            backlog=0.0,
+            wait_s=waits_s[k],
+        )
+        full = replace(steady, service_s=1 / one.rps(one.most), backlog=waiting[k] * efforts[k])
+        least = math.ceil(min(MOST_REPLICAS, chain_rps * efforts[k] * steady.service_s * (1 - 1e-9)))
+        own_s = plan.known.service_s or one.alone_s
+        share_s = shares_s[k]
+        needed.append(
+            _needed(settings, stage, plan, steady, full, own_s, state, at_s, share_s, drain_s, least, one)
+        )
     return needed
+
+
+def _effort(settings: PolicySettings, order: tuple[int, ...], stage: int, count: int) -> float:
+    """Factor on a stage's demand.
+
+    Away from 1 stages differ a little, key stages have the most, so that not all of them round up at the
+    same effort and the sum can be set finely.
+    """
+    if settings.effort == 1:
+        return 1.0
+    place = order.index(stage) if stage in order else stage
+    return float(settings.effort ** (1.1 - 0.2 * (place + 0.5) / count))
 
 
 def _estimated(
     settings: PolicySettings, stage: StageView, state: PolicyState, at_s: float, view: PipelineView
 ) -> Plan:
     """One stage with its estimates; held when they cannot be used."""
-    memory = state.stages.get(stage.scale.function)
+    scale = stage.scale
+    memory = state.stages.get(scale.function)
     if memory is None:  # a function nobody decided on before is new: there is no leader to continue
-        memory = StageState(found=0.0 if stage.scale.desired is None else None)
-    plan = Plan(
-        scale=stage.scale,
-        wanted=stage.scale.current,
-        corrected=stage.scale.current,
-        reason="",
+        memory = StageState(found=0.0 if scale.desired is None else None)
+    known, reason = Estimates(), ""
+    if view.missing:
+        reason = f"hold: {view.missing}"
+    else:
+        known, estimator = estimate(
+            settings.estimator, memory.estimator, at_s, stage.routers, stage.workers, stage.profile_s
+        )
+        memory = replace(memory, estimator=estimator)
+        gap = _gap(known, view.execution, stage.stage)
+        reason = f"hold: {gap}" if gap else ""
+    return Plan(
+        scale=scale,
+        wanted=scale.current,
+        corrected=scale.current,
+        reason=reason,
         is_stage=True,
         is_session=view.execution == "looping",
         pipeline=view.pipeline,
         stage=stage.stage,
+        is_held=bool(reason),
         memory=memory,
+        known=known,
     )
-    if view.missing:
-        return dataclasses.replace(plan, is_held=True, reason=f"hold: {view.missing}")
-    known, estimator = estimate(
-        settings.estimator, memory.estimator, at_s, stage.routers, stage.workers, stage.profile_s
-    )
-    plan = dataclasses.replace(plan, known=known, memory=msgspec.structs.replace(memory, estimator=estimator))
-    reason = _gap(known, view.execution, stage.stage)
-    if reason:
-        return dataclasses.replace(plan, is_held=True, reason=f"hold: {reason}")
-    return plan
 
 
 def _gap(known: Estimates, execution: str, stage: int) -> str:
@@ -97,51 +143,47 @@ def _gap(known: Estimates, execution: str, stage: int) -> str:
     return ""
 
 
-def _single_pass_load(settings: PolicySettings, known: Estimates, share_s: float) -> Load:
-    assert known.capacity_rps is not None
-    assert known.service_s is not None
-    assert known.arrival_rps is not None
-    return Load(
-        arrival_rps=known.arrival_rps,
-        arrival_scv=known.arrival_scv,
-        service_s=1 / known.capacity_rps,
-        service_scv=known.service_scv,
-        servers=1,
-        backlog=known.queue,
-        wait_s=max(share_s - known.service_s, settings.least_wait_ratio * known.service_s),
-    )
-
-
 def _needed(
     settings: PolicySettings,
     stage: StageView,
     plan: Plan,
-    load: Load,
+    steady: Load,
+    full: Load,
+    own_s: float,
     state: PolicyState,
     at_s: float,
     share_s: float,
     drain_s: float,
+    least: int = 1,
+    serving: Service | None = None,
 ) -> Plan:
-    """Feed-forward, trim and backlog of one stage."""
+    """Feed-forward, trim and backlog of one stage.
+
+    What the wait under `steady` asks for, at least `least`, is the feed-forward; what waits, in `full`, shall
+    be gone within `drain_s`. An item is in service for `own_s`.
+    """
     scale, known = plan.scale, plan.known
     most = MOST_REPLICAS  # bounds come later, with their reasons
-    if not (
-        0 <= load.arrival_rps * load.service_s < math.inf and load.service_s > 0 and load.replica_rps > 0
-    ):
-        return dataclasses.replace(plan, is_held=True, reason="hold: estimated load is out of range")
-    previous = state.stages.get(scale.function, StageState()).estimator.at_s
-    dt_s = min(max(0.0, at_s - previous), settings.estimator.slow_s) if previous is not None else 0.0
-    start_s = stage.start_s if is_number(stage.start_s) and stage.start_s >= 0 else settings.start_s
+    if not (_is_sane(steady) and _is_sane(full)):
+        return replace(plan, is_held=True, reason="hold: estimated load is out of range")
+    before = state.stages.get(scale.function)
+    previous_s = before.estimator.at_s if before is not None else None
+    if before is not None and plan.memory.estimator is before.estimator:
+        previous_s = None  # nothing new was taken in
+    dt_s = min(max(0.0, at_s - previous_s), settings.estimator.slow_s) if previous_s is not None else 0.0
+    start_s = expected_start_s(settings, stage)
     drain_s = max(settings.drain_s, drain_s, settings.drain_start_ratio * start_s)
-    steady = dataclasses.replace(load, arrival_rps=known.arrival_slow_rps or load.arrival_rps)
-    model_s = demand.model_sojourn_s(steady, scale.ready)
+    model_s = math.inf  # of interest only where something was served to compare with
+    if known.tick_services > 0:
+        model_s = demand.model_wait_s(steady, scale.ready) + own_s
     output, memory = trim(settings, plan.memory, scale, known, model_s, at_s, dt_s)
-    corrected = dataclasses.replace(steady, wait_s=steady.wait_s * math.exp(-output))
-    forward, memory = _continued(settings, demand.for_wait(corrected, most), scale, memory, dt_s)
-    backlog = demand.for_backlog(load, scale.ready, scale.starting, at_s, start_s, drain_s, most)
+    corrected = replace(steady, wait_s=steady.wait_s * math.exp(-output)) if output else steady
+    forward = max(least, demand.for_wait(corrected, most))
+    forward, memory = _continued(settings, forward, scale, memory, dt_s)
+    backlog = demand.for_backlog(full, scale.ready, scale.starting, at_s, start_s, drain_s, most)
     wanted = min(most, max(forward, backlog))
-    reason = f"backlog of {load.backlog:.0f}" if backlog > forward else f"waits within {share_s:.3g} s"
-    return dataclasses.replace(
+    reason = f"backlog of {full.backlog:.0f}" if backlog > forward else f"waits within {share_s:.3g} s"
+    return replace(
         plan,
         wanted=wanted,
         corrected=wanted,
@@ -150,7 +192,25 @@ def _needed(
         share_s=share_s,
         model_s=model_s if math.isfinite(model_s) else None,
         trim=output,
+        horizon_s=start_s + drain_s,
+        serving=serving,
     )
+
+
+def _is_sane(load: Load) -> bool:
+    return 0 <= load.arrival_rps * load.service_s < math.inf and load.service_s > 0 and load.replica_rps > 0
+
+
+def expected_start_s(settings: PolicySettings, stage: StageView) -> float:
+    """Seconds until a replica asked for now serves: measured, else the best source's, else a guess."""
+    if is_number(stage.start_s) and stage.start_s >= 0:
+        return stage.start_s
+    if stage.starts is not None:
+        starts = stage.starts
+        told = [s for s in (starts.gpu_s, starts.memory_s, starts.disk_s, starts.remote_s) if is_number(s)]
+        if told:
+            return max(0.0, min(told))
+    return settings.start_s
 
 
 def _continued(
@@ -160,14 +220,21 @@ def _continued(
     found = memory.found
     if found is None:
         found = math.log(max(1, scale.current) / forward)
-    else:
+    elif found:
         found *= math.exp(-dt_s / settings.forget_s)
-    memory = msgspec.structs.replace(memory, found=found)
+    if found == memory.found == 0:
+        return forward, memory
+    memory = replace(memory, found=found if abs(found) > 1e-3 else 0.0)
     return max(1, math.floor(forward * math.exp(found) + 0.5)), memory
 
 
 def _looping(
-    settings: PolicySettings, view: PipelineView, plans: list[Plan], state: PolicyState, at_s: float
+    settings: PolicySettings,
+    view: PipelineView,
+    plans: list[Plan],
+    state: PolicyState,
+    at_s: float,
+    efforts: list[float],
 ) -> list[Plan]:
     """Customers are sessions, servers are slots, service is a session's residence, arrivals are at entry.
 
@@ -176,28 +243,39 @@ def _looping(
     """
     entry = plans[0].known
     if entry.service_s is None or entry.arrival_rps is None:
-        return [dataclasses.replace(p, is_held=True, reason="hold: entry is not measured") for p in plans]
+        return [replace(p, is_held=True, reason="hold: entry is not measured") for p in plans]
     wait_s = entry_wait_s(settings, view.slo)
     peak = max(p.known.busy_ratio or 0.0 for p in plans)
     needed = []
-    for stage, plan in zip(view.stages, plans, strict=True):
-        known = msgspec.structs.replace(
+    for stage, plan, effort in zip(view.stages, plans, efforts, strict=True):
+        known = replace(
             entry, slots=plan.known.slots, slot_ratio=plan.known.slot_ratio, busy_ratio=plan.known.busy_ratio
         )
-        load = Load(
-            arrival_rps=entry.arrival_rps,
+        full = Load(
+            arrival_rps=entry.arrival_rps * effort,
             arrival_scv=entry.arrival_scv,
             service_s=entry.service_s,
             service_scv=entry.service_scv,
             servers=max(1, min(MOST_SERVERS, math.floor(plan.known.slots or 1))),
-            backlog=entry.queue,
+            backlog=entry.queue * effort,
             wait_s=wait_s,
         )
-        plan_k = dataclasses.replace(plan, known=known)
-        own = _needed(settings, stage, plan_k, load, state, at_s, wait_s, wait_s)
+        steady = replace(full, arrival_rps=(entry.arrival_slow_rps or entry.arrival_rps) * effort)
+        own = _needed(
+            settings,
+            stage,
+            replace(plan, known=known),
+            steady,
+            full,
+            entry.service_s,
+            state,
+            at_s,
+            wait_s,
+            wait_s,
+        )
         is_key = (known.busy_ratio or 0.0) >= peak
         if peak >= settings.busy_ratio and not is_key and own.wanted > own.scale.current:
             now = own.scale.current
-            own = dataclasses.replace(own, wanted=now, corrected=now, reason="another stage is the key stage")
+            own = replace(own, wanted=now, corrected=now, reason="another stage is the key stage")
         needed.append(own)
     return needed

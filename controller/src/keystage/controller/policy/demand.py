@@ -7,16 +7,16 @@ once, and look ahead over the dead time, so a replica that is starting is not as
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+
+import msgspec
 
 from keystage.controller.domain.snapshot import Starting
 from keystage.controller.maths import erlang
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, gc=False):
     """Work that meets one stage.
 
     Attributes:
@@ -65,33 +65,51 @@ def for_backlog(
     drain_s: float,
     most: int,
 ) -> int:
-    """Smallest replica number that has the backlog gone in time, at most `most`.
+    """Smallest replica number that has the backlog gone by start_s + drain_s from now, at most `most`.
 
-    ceil((lambda + backlog / drain_s) / mu): it reacts at once. While replicas are on their way (dead
-    time), more than those are asked for only if they would not do by start_s + drain_s from now;
-    otherwise the backlog that grows during a long start would be answered again and again.
+    At least ceil(lambda / mu), since fewer never catch up. Beyond the replicas there are (those on their
+    way count from when they are ready) one is asked for only if it helps: it takes start_s to get ready
+    (dead time), and what the present ones work off by then is no reason for it.
+
+        (backlog + lambda H) / mu <= ready H + sum (H - late) + new drain_s,   H = start_s + drain_s
     """
-    rate_rps = load.arrival_rps + load.backlog / drain_s
-    asked = _ceil_within(rate_rps / load.replica_rps, most)
-    held = min(ready + len(starting), most)
-    if not starting or asked <= held:
-        return asked
+    least = ceil_within(load.arrival_rps / load.replica_rps, most)
     horizon_s = start_s + drain_s
     done = ready * horizon_s
     for replica in starting:
         late_s = min(start_s, max(0.0, replica.expected_ready_s - at_s))
         done += horizon_s - late_s
     work = (load.backlog + load.arrival_rps * horizon_s) / load.replica_rps
-    return min(asked, held + _ceil_within(max(0.0, work - done) / drain_s, most))
+    if work <= done:
+        return least
+    held = min(max(0, ready) + len(starting), most)
+    return max(least, min(most, held + ceil_within((work - done) / drain_s, most)))
 
 
-def _ceil_within(value: float, most: int) -> int:
+def pipeline_rps(arrival_rps: float, arrival_scv: float, wait_s: float) -> float:
+    """Items a second every stage of a chain shall be able to work off, so that bursts wait at most `wait_s`.
+
+    A burst queues once, before the stage of least capacity; those behind it see what it lets through.
+    So capacity above the others' is of no use, and the chain waits like one server of its least capacity
+    T (Kingman's bound in heavy traffic, services of squared CV 1):
+
+        W = (ca2 + 1) / 2  lambda / (T (T - lambda))   =>   T = (lambda + sqrt(lambda^2 + 4 lambda f / W)) / 2
+
+    Args:
+        arrival_rps: lambda at the entry.
+        arrival_scv: ca2 there.
+        wait_s: W, mean wait of the chain, > 0.
+    """
+    factor = (arrival_scv + 1) / 2
+    return (arrival_rps + math.sqrt(arrival_rps * arrival_rps + 4 * arrival_rps * factor / wait_s)) / 2
+
+
+def ceil_within(value: float, most: int) -> int:
     """Rounds up (forgiving rounding errors) into 0..most."""
     return most if value >= most else math.ceil(value * (1 - 1e-9))
 
 
-def model_sojourn_s(load: Load, replicas: int) -> float:
-    """Modelled mean wait + service at a number of replicas; infinite when they cannot keep up."""
+def model_wait_s(load: Load, replicas: int) -> float:
+    """Modelled mean wait at a number of replicas; infinite when they cannot keep up."""
     servers = max(1, replicas) * load.servers
-    wait_s = erlang.ggc_wait_s(load.arrival_rps, load.service_s, servers, load.arrival_scv, load.service_scv)
-    return wait_s + load.service_s
+    return erlang.ggc_wait_s(load.arrival_rps, load.service_s, servers, load.arrival_scv, load.service_scv)

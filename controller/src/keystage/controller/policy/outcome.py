@@ -12,11 +12,12 @@ from keystage.controller.domain.decision import (
     KeyStage,
     LiftOverride,
     PublishKeyStages,
+    SetCpu,
     SetReplicas,
     StageReport,
 )
-from keystage.controller.domain.snapshot import FunctionView
-from keystage.controller.domain.state import StageState
+from keystage.controller.domain.snapshot import FunctionView, PipelineView
+from keystage.controller.domain.state import PolicyState, StageState
 from keystage.controller.policy.plan import Plan
 
 
@@ -30,7 +31,9 @@ def difference(plan: Plan, at_s: float) -> list[Action]:
     scale = plan.scale
     actions: list[Action] = []
     if scale.desired != plan.wanted:
-        actions.append(SetReplicas(scale.function, plan.wanted))
+        actions.append(SetReplicas(scale.function, plan.wanted, plan.sites, plan.victims))
+    if plan.cores is not None:
+        actions.append(SetCpu(scale.function, plan.cores))
     if scale.override is not None and not plan.is_override:  # expired, or zero while a request waits
         actions.append(LiftOverride(scale.function))
     if scale.wake and scale.ready > 0 and plan.wanted > 0:
@@ -52,7 +55,50 @@ def publication(
     return [PublishKeyStages(pipeline, ranking)], order
 
 
-def remembered(plan: Plan, at_s: float) -> StageState:
+def at_rest(view: PipelineView, state: PolicyState, before: tuple[int, ...]) -> list[Plan]:
+    """Plans of a pipeline that is passed over: everything stays as it is."""
+    place = {stage: i for i, stage in enumerate(before)}
+    return [
+        Plan(
+            scale=stage.scale,
+            wanted=stage.scale.current,
+            corrected=stage.scale.current,
+            reason="nothing changed",
+            is_stage=True,
+            is_resting=True,
+            pipeline=view.pipeline,
+            stage=stage.stage,
+            rank=place.get(stage.stage, len(place)),
+            memory=state.stages[stage.scale.function],
+        )
+        for stage in view.stages
+    ]
+
+
+def remembered(
+    plans: Sequence[Plan], state: PolicyState, at_s: float
+) -> tuple[dict[str, StageState], dict[str, float]]:
+    """The memory of every stage, and when the pipelines that have nothing left to do were looked at."""
+    stages: dict[str, StageState] = {}
+    settled: dict[str, float] = {}
+    unsettled: set[str] = set()
+    for plan in plans:
+        if not plan.is_stage:
+            continue
+        if plan.is_resting:
+            stages[plan.scale.function] = plan.memory
+            settled[plan.pipeline] = state.settled[plan.pipeline]
+            continue
+        stages[plan.scale.function] = _memory(plan, at_s)
+        settled[plan.pipeline] = at_s
+        if plan.is_held or plan.is_cut:
+            unsettled.add(plan.pipeline)
+    for pipeline in unsettled:
+        del settled[pipeline]
+    return stages, settled
+
+
+def _memory(plan: Plan, at_s: float) -> StageState:
     """The stage's memory, with the time of a change of its number (by anybody)."""
     memory = plan.memory
     is_first = memory.desired is None and plan.scale.desired == plan.wanted
@@ -64,6 +110,10 @@ def remembered(plan: Plan, at_s: float) -> StageState:
 
 def report(plan: Plan) -> StageReport:
     """The numbers behind a decision."""
+    if plan.is_resting:
+        return StageReport(
+            function=plan.scale.function, replicas=plan.wanted, wanted=plan.corrected, reason=plan.reason
+        )
     known = plan.known
     capacity_rps = (
         (known.capacity_rps or 0.0) * plan.scale.ready * (known.slots or 1.0 if plan.is_session else 1.0)

@@ -32,7 +32,7 @@ from keystage.controller.policy.settings import PolicySettings
 
 CONTENDED_RATIO = 0.75
 SPARE_RATIO = 0.65
-"""A node of four GPUs has one free at the first; the gap keeps single replicas from switching to and fro."""
+"""A node of four GPUs has one free at the first; the gap keeps single replicas from switching it often."""
 
 THRESHOLD = 0.25
 """Nats above the least divergence; two of three key replicas on one of many nodes are 0.46 above."""

@@ -3,7 +3,7 @@
 Before it: a stage that wants replicas. After it: `policy.placement` takes the cheapest place.
 The terms, and what they are worth against each other:
 
-    start     seconds from wanted to ready there / TRADE_S: a nat of divergence is worth one second. A load
+    start     seconds from wanted to ready there / TRADE_S: a nat of divergence is worth 0.3 s. A load
               n log(n / q) with q = capacity share * exp(-start / TRADE_S) is the same thing.
     spread    key stages: regime `spare`: the part of the node's GPUs that is taken;
               regime `contended`: marginal of n log(n / capacity share) (`maths.divergence`).
@@ -25,7 +25,7 @@ from keystage.controller.maths import divergence
 from keystage.controller.maths.estimator import is_number
 from keystage.controller.policy.placement_index import NodeIndex
 
-TRADE_S = 1.0
+TRADE_S = 0.3
 NEAR = 0.1
 FORGETFUL = math.log(2)
 HOST = 1.0

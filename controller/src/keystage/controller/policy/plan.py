@@ -1,29 +1,39 @@
-"""The working record of one function inside a tick: it is passed from step to step of `decide`."""
+"""The working record of one function inside a tick: it is passed from step to step of `decide`.
+
+Steps change it with `msgspec.structs.replace`, which takes a tenth of the time of `dataclasses.replace`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 
+import msgspec
+
+from keystage.controller.domain.decision import Site
 from keystage.controller.domain.snapshot import FunctionView
 from keystage.controller.domain.state import StageState
 from keystage.controller.maths.estimator import Estimates
+from keystage.controller.policy.service import Service
 from keystage.controller.policy.settings import MOST_REPLICAS
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What is planned for one function.
 
     Attributes:
         scale: the function as observed.
         wanted: replicas wanted by the step before.
         reason: why.
-        is_stage: whether it is a stage (counts against the budget, never goes to zero by itself).
+        is_stage: whether it is a stage (counts against the budget).
         is_session: whether customers are sessions and servers are slots (looping).
         pipeline: pipeline of a stage.
         stage: index of a stage.
         is_held: the policy has no say this tick (missing data); intents and bounds still hold.
         is_override: a person decided.
+        is_idle: nothing came for so long that the stage may go to zero.
+        is_waking: something waits somewhere in the pipeline, so that no stage may stay at zero.
+        is_resting: nothing changed, so nobody looked at it this tick.
+        is_cut: the budget had fewer for it than wanted.
         corrected: what the corrector wanted.
         rank: position in the key-stage list of its pipeline (0 is the most critical).
         score: score in that list.
@@ -32,6 +42,12 @@ class Plan:
         share_s: its part of the objective.
         model_s: modelled sojourn at the present replicas.
         trim: output of the PID.
+        serving: how a replica of a single-pass stage serves, None where nobody said.
+        horizon_s: start plus drain time: a queue that is gone within it asks for nothing.
+        cv: predicted CV of the stage's arrivals (smoother), None when nobody predicted it.
+        cores: CPU cores each replica shall have (compensator), None: as they are.
+        sites: places of the new replicas, in order (placement).
+        victims: replicas that go, in order (placement).
     """
 
     scale: FunctionView
@@ -43,20 +59,30 @@ class Plan:
     stage: int = 0
     is_held: bool = False
     is_override: bool = False
+    is_idle: bool = False
+    is_waking: bool = False
+    is_resting: bool = False
+    is_cut: bool = False
     corrected: int = 0
     rank: int = 0
     score: float = 0.0
-    memory: StageState = dataclasses.field(default_factory=StageState)
-    known: Estimates = dataclasses.field(default_factory=Estimates)
+    memory: StageState = StageState()
+    known: Estimates = Estimates()
     share_s: float | None = None
     model_s: float | None = None
     trim: float = 0.0
+    serving: Service | None = None
+    horizon_s: float = math.inf
+    cv: float | None = None
+    cores: float | None = None
+    sites: tuple[Site, ...] = ()
+    victims: tuple[str, ...] = ()
 
     @property
     def lowest(self) -> int:
         """Fewest replicas the policy may ask for."""
-        least = 1 if self.is_stage else 0
-        return min(MOST_REPLICAS, max(least, self.scale.min_replicas))
+        least = self.scale.min_replicas
+        return least if 0 <= least <= MOST_REPLICAS else min(MOST_REPLICAS, max(0, least))
 
     @property
     def highest(self) -> int:

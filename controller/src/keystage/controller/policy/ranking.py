@@ -9,8 +9,9 @@ compute where a stage is compute-bound, else slots in use.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from keystage.controller.maths import erlang
 from keystage.controller.policy.plan import Plan
@@ -23,28 +24,33 @@ def rank(
     """Gives every stage of one pipeline its rank; the order of before stays where it is a close call."""
     if any(p.is_held for p in plans):
         place = {stage: i for i, stage in enumerate(before)}
-        return [dataclasses.replace(p, rank=place.get(p.stage, len(plans))) for p in plans]
+        return [msgspec.structs.replace(p, rank=place.get(p.stage, len(plans))) for p in plans]
     is_bound = max((p.known.busy_ratio or 0.0 for p in plans), default=0.0) >= settings.busy_ratio
     scores = [_looping(p, is_bound) if execution == "looping" else _single_pass(p) for p in plans]
     by_stage = {p.stage: s for p, s in zip(plans, scores, strict=True)}
     order = _order(by_stage, before, settings.rank_ratio)
     place = {stage: i for i, stage in enumerate(order)}
-    return [dataclasses.replace(p, rank=place[p.stage], score=s) for p, s in zip(plans, scores, strict=True)]
+    return [
+        msgspec.structs.replace(p, rank=place[p.stage], score=s) for p, s in zip(plans, scores, strict=True)
+    ]
 
 
 def _single_pass(plan: Plan) -> float:
     known = plan.known
     rate_rps = known.arrival_slow_rps or 0.0
     service_s = 1 / known.capacity_rps if known.capacity_rps else 0.0
-    load = rate_rps * service_s
-    if load >= plan.lowest:  # no finite wait: ordered by load, above every finite wait
+    load, least = rate_rps * service_s, max(1, plan.lowest)
+    if load >= least:  # no finite wait: ordered by load, above every finite wait
         return 1e6 * load
-    wait_s = erlang.ggc_wait_s(rate_rps, service_s, plan.lowest, known.arrival_scv, known.service_scv)
+    if least == 1:  # most stages; M/M/1 without the recursion
+        wait_s = load * service_s / (1 - load) * (known.arrival_scv + known.service_scv) / 2
+    else:
+        wait_s = erlang.ggc_wait_s(rate_rps, service_s, least, known.arrival_scv, known.service_scv)
     return min(1e6, wait_s / plan.share_s) if plan.share_s else 0.0
 
 
 def _looping(plan: Plan, is_compute_bound: bool) -> float:
-    per_minimum = max(1, plan.scale.ready) / plan.lowest
+    per_minimum = max(1, plan.scale.ready) / max(1, plan.lowest)
     busy = round((plan.known.busy_ratio or 0.0) * per_minimum, 3)
     if is_compute_bound:
         return busy

@@ -1,27 +1,69 @@
 """Divides a pipeline's objective among its stages.
 
 Before it: estimated (or profiled) service times. After it: the corrector meets each stage's share.
-Shares follow service time along the longest path of the graph; pipelines are chains, so the path
-is the whole chain. A share is a sojourn: wait plus service.
+Shares follow service time along the longest path of the graph: a stage gets the part of the deadline
+that its service has of the longest way through it, so no way through the graph exceeds the deadline, and
+a stage beside the longest path has the time that would otherwise be spent waiting for the others.
+A share is a sojourn: wait plus service.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keystage.controller.domain.snapshot import Slo
+from keystage.controller.domain.snapshot import Slo, StageView
 from keystage.controller.maths.estimator import is_number
 from keystage.controller.policy.settings import PolicySettings
 
+Predecessors = list[tuple[int, ...]]
+"""Per stage the places (in the list of stages, ascending, all before its own) of those it waits for."""
 
-def stage_shares_s(settings: PolicySettings, slo: Slo, services_s: Sequence[float]) -> list[float]:
-    """Shares of the deadline in seconds, in proportion to service times (seconds, all > 0)."""
-    total_s = sum(services_s)
+
+def predecessors(stages: Sequence[StageView]) -> Predecessors:
+    """The graph of a pipeline; edges that do not lead forwards are not believed."""
+    if all(stage.after is None for stage in stages):
+        return [(k - 1,) if k else () for k in range(len(stages))]
+    place = {stage.stage: k for k, stage in enumerate(stages)}
+    graph: Predecessors = []
+    for k, stage in enumerate(stages):
+        names = stage.after if stage.after is not None else (stages[k - 1].stage,) if k else ()
+        graph.append(tuple(sorted({place[n] for n in names if place.get(n, k) < k})))
+    return graph
+
+
+def longest_s(graph: Predecessors, services_s: Sequence[float]) -> list[float]:
+    """Seconds of service on the longest way through each stage."""
+    count = len(services_s)
+    if all(before == (k - 1,) for k, before in enumerate(graph) if k):
+        return [sum(services_s)] * count
+    until = [0.0] * count
+    for k in range(count):
+        until[k] = services_s[k] + max((until[j] for j in graph[k]), default=0.0)
+    since = list(services_s)
+    for k in range(count - 1, -1, -1):
+        for j in graph[k]:
+            since[j] = max(since[j], services_s[j] + since[k])
+    return [u + s - own for u, s, own in zip(until, since, services_s, strict=True)]
+
+
+def deadline_s(settings: PolicySettings, slo: Slo, longest: Sequence[float]) -> float:
+    """The pipeline's deadline in seconds: as stated, else in service times of its longest path."""
     if is_number(slo.deadline_s) and slo.deadline_s > 0:
-        deadline_s = slo.deadline_s
-    else:
-        deadline_s = settings.deadline_service_ratio * total_s
-    return [deadline_s * s / total_s for s in services_s]
+        return slo.deadline_s
+    return settings.deadline_service_ratio * max(longest)
+
+
+def stage_shares_s(whole_s: float, longest: Sequence[float], services_s: Sequence[float]) -> list[float]:
+    """Shares of the deadline in seconds, in proportion to service times (seconds, all > 0)."""
+    return [whole_s * s / way for s, way in zip(services_s, longest, strict=True)]
+
+
+def waiting_before(graph: Predecessors, queues: Sequence[float]) -> list[float]:
+    """Items waiting at each stage or before it (branches carry the same items: the fuller one counts)."""
+    total: list[float] = []
+    for before, queue in zip(graph, queues, strict=True):
+        total.append(queue + max((total[j] for j in before), default=0.0))
+    return total
 
 
 def entry_wait_s(settings: PolicySettings, slo: Slo) -> float:

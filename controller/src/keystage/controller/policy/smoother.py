@@ -99,7 +99,7 @@ def _serving_of(settings: PolicySettings, stage: StageView, plan: Plan) -> Servi
         return None
     if min(known.service_s, known.capacity_rps) <= 0:
         return None
-    serving = service(settings, stage.batch, known)
+    serving = plan.serving or service(settings, stage.batch, known)
     return serving if 0 < serving.rps(serving.most) < math.inf and serving.alone_s > 0 else None
 
 

@@ -45,7 +45,11 @@ def trim(
     Returns:
         The output in nepers within the gains' limit, and the new memory.
     """
+    if not settings.feedback:
+        return 0.0, memory
     gains = settings.gains
+    if not known.tick_services > 0 and memory.trim.integral == 0 and not memory.trim.error:
+        return 0.0, memory
     fading = math.exp(-dt_s / settings.forget_s)
     state = PidState(memory.trim.integral * fading, memory.trim.error)
     served = known.tick_services

@@ -1,0 +1,75 @@
+"""Which pipelines need no look this tick: nothing has changed since the last one, and it left nothing to do.
+
+Before it: the snapshot. After it: `decide` plans the others. It never delays a reaction: a counter, a
+queue, a replica number, a bound or an intent that differs from what was seen last is looked at in the same
+tick. What only time changes (rates that fade, surplus that is held a while, a changed objective) is
+looked at every `look_s`, pipelines in turn.
+"""
+
+from __future__ import annotations
+
+import math
+
+from keystage.controller.domain.snapshot import PipelineView, Snapshot, StageView
+from keystage.controller.domain.state import PolicyState, StageState
+from keystage.controller.maths.estimator import vector
+from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
+
+
+def is_due(
+    settings: PolicySettings, view: PipelineView, state: PolicyState, at_s: float, phase: float
+) -> bool:
+    """Whether a pipeline has to be looked at.
+
+    Args:
+        settings: how long a quiet pipeline may be left alone.
+        view: the pipeline.
+        state: memory.
+        at_s: now.
+        phase: place of the pipeline among all, 0..1, so that not all are looked at in the same tick.
+    """
+    last_s = state.settled.get(view.pipeline)
+    look_s = settings.look_s
+    if last_s is None or view.missing or not 0 <= at_s - last_s < look_s:
+        return True
+    if math.floor(at_s / look_s + phase) != math.floor(last_s / look_s + phase):
+        return True
+    stages = state.stages
+    for stage in view.stages:
+        memory = stages.get(stage.scale.function)
+        if memory is None or not is_unchanged(stage, memory, at_s, settings.estimator.stale_s):
+            return True
+    return False
+
+
+def is_unchanged(stage: StageView, memory: StageState, at_s: float, stale_s: float) -> bool:
+    """Whether a stage shows what it showed when it was looked at last, and has the replicas it should."""
+    scale, seen = stage.scale, memory.estimator
+    desired = scale.desired
+    if desired is None or desired != memory.desired or desired != scale.ready or scale.starting:
+        return False
+    if scale.override is not None or scale.wake or seen.at_s is None or at_s < seen.at_s:
+        return False
+    lowest = max(0, scale.min_replicas)
+    if desired < lowest or desired > MOST_REPLICAS or (desired > scale.max_replicas and desired > lowest):
+        return False
+    if scale.cap is not None and desired > scale.cap and desired > lowest:
+        return False
+    if len(stage.routers) != len(seen.routers):
+        return False
+    for router in stage.routers:
+        values = vector(router.counters)
+        if not values or seen.routers.get(router.incarnation) != values:
+            return False
+        if at_s - seen.at_s > stale_s and router.at_s == seen.clocks.get(router.incarnation):
+            return False
+    return True
+
+
+def looks(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> list[bool]:
+    """Per pipeline whether it has to be looked at; all of them while the budget is used up."""
+    views = snapshot.pipelines
+    budget = snapshot.budget_replicas
+    if budget is not None and sum(s.scale.current for v in views for s in v.stages) >= budget:
+        return [True] * len(views)
+    return [is_due(settings, v, state, snapshot.at_s, i / len(views)) for i, v in enumerate(views)]
