@@ -101,32 +101,44 @@ class Outcome:
     used_s: float = 0.0
 
 
-def measure(runs: Sequence[Run]) -> list[Outcome]:
-    """Runs a lane to its end: all its runs at the same time."""
-    return asyncio.run(_measure(runs))
+def measure(runs: Sequence[Run], *, one_by_one: bool = False) -> list[Outcome]:
+    """Runs a lane to its end: all its runs at the same time.
+
+    Args:
+        runs: what to run.
+        one_by_one: deploys a stage when the one before is ready. All at once, the first replicas start
+            beside each other on few cores, and the controller learns several times the start time that a
+            further replica will take.
+    """
+    return asyncio.run(_measure(runs, one_by_one=one_by_one))
 
 
-async def _measure(runs: Sequence[Run]) -> list[Outcome]:
+async def _measure(runs: Sequence[Run], *, one_by_one: bool) -> list[Outcome]:
     is_controlled = runs[0].replicas is None
     with tempfile.TemporaryDirectory(prefix="keystage-burst-") as folder:
         home = Path(folder) / "home"
         async with LocalWorld(home, gateway_port=None, controller=is_controlled) as world:
             for run in runs:
-                await _deploy(world, Path(folder), run)
+                await _deploy(world, Path(folder), run, one_by_one=one_by_one)
             urls = [await _ready(world, run) for run in runs]
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 await asyncio.get_running_loop().run_in_executor(pool, _warm_up, urls)
                 return await _observe(world, home, runs, urls, pool)
 
 
-async def _deploy(world: LocalWorld, folder: Path, run: Run) -> None:
+async def _deploy(world: LocalWorld, folder: Path, run: Run, *, one_by_one: bool) -> None:
     pipeline = emulated(run.name, len(run.services_s), execution="single-pass", activation_bytes=BODY_BYTES)
     bundle = folder / run.name
     bundle.mkdir()
     write(bundle, pipeline)
     devices = [f"emulated:alpha={service_s / 2},beta={service_s / 2}" for service_s in run.services_s]
     env = {"KEYSTAGE_MAX_BATCH": "1", "KEYSTAGE_QUEUE_ITEMS": "100000", "KEYSTAGE_RING_BYTES": str(4 << 20)}
-    await world.deploy(*deployments_for(bundle, pipeline, device=devices, env=env))
+    deployments = deployments_for(bundle, pipeline, device=devices, env=env)
+    for deployment in deployments if one_by_one else ():
+        await world.deploy(deployment)
+        await world.wait_ready(deployment.service, 1, READY_S)
+    if not one_by_one:
+        await world.deploy(*deployments)
     if run.replicas is not None:
         for stage, replicas in enumerate(run.replicas):
             await world.scale(f"{run.name}-stage-{stage}", replicas)

@@ -22,6 +22,12 @@ from rich.table import Table
 from keystage.loadgen.machine import facts
 
 EXIT_NOISY = 3
+
+
+class BenchError(Exception):
+    """A benchmark that cannot run here: names what is missing or wrong."""
+
+
 MAX_SPREAD_RATIO = 0.5
 """Interquartile range over median above which a figure is noise: half of it is machine, not code."""
 

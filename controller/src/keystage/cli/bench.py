@@ -13,6 +13,12 @@ _NAMES = {
     "hop": "hand-off of an activation between two workers, beside a raw UNIX socket",
     "router": "router and eight zero-time stages, beside a trivial FastAPI application",
     "burst": "the controller under bursts, beside the best static allocation",
+    "tick": "one tick of the policy for 1,000 pipelines of eight stages on 10,000 nodes",
+    "simulator": "events a second of the discrete-event simulator",
+    "paper": "QUART's figures 2, 3, 6, 7, 8 remade, with INFless, InferLine and Cocktail",
+    "tuning": "the search that tunes Keystage and its rivals alike for bench paper",
+    "behaviour": "step response, burst response and CV propagation, as docs/control.md plots them",
+    "sim-vs-local": "the local world with emulated devices beside the simulator, same arrivals",
 }
 
 
@@ -21,13 +27,25 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
     out: Annotated[Path, typer.Option(help="folder for bench-NAME.json")] = Path("out"),
     quick: Annotated[bool, typer.Option("--quick", help="fewer rounds: a look, not a result")] = False,
+    full: Annotated[bool, typer.Option("--full", help="all of it, where the default is short")] = False,
 ) -> None:
     """Run a benchmark; medians with spread, exit 3 when it was too noisy to be a result."""
     import importlib
+    import inspect
 
     if name not in _NAMES:
         fail(f"no benchmark {name!r}; there are {', '.join(_NAMES)}", 2)
-    from keystage.bench.frame import report
+    from keystage.bench.frame import BenchError, report
 
-    module = importlib.import_module(f"keystage.bench.{name}")
-    raise typer.Exit(report(name, module.run(quick=quick), as_json=as_json, out=out))
+    run = importlib.import_module(f"keystage.bench.{name.replace('-', '_')}").run
+    options: dict[str, object] = {"quick": quick}
+    for option, value in (("full", full), ("out", out)):
+        if option in inspect.signature(run).parameters:
+            options[option] = value
+        elif option == "full" and full:
+            fail(f"bench {name} has no --full: it always runs whole unless --quick is given", 2)
+    try:
+        result = run(**options)
+    except BenchError as error:
+        fail(error, 2)
+    raise typer.Exit(report(name, result, as_json=as_json, out=out))

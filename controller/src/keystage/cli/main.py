@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from keystage.cli import bench, pipelines, world
+from keystage.cli import bench, pipelines, simulate, train, world
 
 app = typer.Typer(
     name="keystage",
@@ -29,6 +29,8 @@ app.command(name="load")(world.load)
 app.command(name="split")(pipelines.split)
 app.command(name="emulate")(pipelines.emulate)
 app.command(name="profile")(pipelines.profile)
+app.command(name="simulate")(simulate.simulate)
+app.command(name="train-cv")(train.train_cv)
 app.command(name="bench")(bench.bench)
 
 
