@@ -150,10 +150,15 @@ def test_held_stages_pass_as_they_are():
 @pytest.mark.parametrize("smoothing", ["qna", "attention"])
 def test_plans_tell_the_predicted_variation(smoothing):
     settings = msgspec.structs.replace(SETTINGS, smoothing=smoothing)
-    view, plans = pipeline([2, 2, 2, 2], scv=16.0)
+    view, plans = pipeline([3, 3, 3, 3], scv=16.0)
     cvs = [p.cv for p in smooth(settings, view, plans)]
     assert cvs[0] == pytest.approx(4.0)
     assert all(cv is not None and 1 < cv < 4 for cv in cvs[1:])
+
+
+def test_nothing_is_predicted_where_nothing_can_be_reclaimed():
+    view, plans = pipeline([3, 3, 3, 3], needs=[2, 2, 2, 2], scv=16.0)  # one more than needed is left alone
+    assert smooth(SETTINGS, view, plans) == plans
 
 
 def test_beta_rises_with_the_variation_from_0_to_1():

@@ -85,7 +85,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     forget_s: float = 30.0
     settle_s: float = 1.0
     idle_s: float = 300.0
-    look_s: float = 1.0
+    look_s: float = 2.0
     feedback: bool = True
     smoothing: Literal["off", "qna", "attention"] = "qna"
     compensation: bool = True

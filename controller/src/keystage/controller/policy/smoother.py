@@ -104,11 +104,16 @@ def _serving_of(settings: PolicySettings, stage: StageView, plan: Plan) -> Servi
 
 
 def smooth(settings: PolicySettings, view: PipelineView, plans: Sequence[Plan]) -> list[Plan]:
-    """Lowers the wanted replicas of one pipeline's stages where they have more than they can use."""
+    """Lowers the wanted replicas of one pipeline's stages where they have more than they can use.
+
+    Nothing is predicted where no stage holds more than its need and the spare: there is nothing to reclaim.
+    """
+    keys = math.ceil(KEY_RATIO * len(plans))
+    if not any(p.rank >= keys and p.wanted > max(p.corrected + SPARE, p.lowest) for p in plans):
+        return list(plans)
     scvs = predicted_scv(settings, view, plans)
     if None in scvs or any(not is_number(p.share_s) for p in plans):
         return list(plans)
-    keys = math.ceil(KEY_RATIO * len(plans))
     pace_rps = [_replica_rps(settings, stage, plan) for stage, plan in zip(view.stages, plans, strict=True)]
     room_rps = [p.wanted * rps for p, rps in zip(plans, pace_rps, strict=True)]  # z lambda
     smoothed: list[Plan] = []
