@@ -125,12 +125,12 @@ def test_a_quiet_pipeline_is_passed_over_and_looked_at_again_in_time() -> None:
     world = FluidWorld([FluidStage(0.01), FluidStage(0.01)], slo=Slo(deadline_s=0.2))
     world.run(40, 20)
     looked = []
-    for _ in range(24):
+    for _ in range(60):
         decision = world.step(0)
         looked.append(decision.reports[0].reason != "nothing changed")
         assert numbers(decision) == [s.desired for s in world.stages]
     assert not all(looked[4:])
-    ticks = round(world.settings.look_s / 0.25) + 1
+    ticks = round(world.settings.rest_s / 0.25) + 1
     assert all(any(looked[k : k + ticks]) for k in range(len(looked) - ticks))
 
 

@@ -223,7 +223,7 @@ def run(*, quick: bool) -> BenchResult:
         [
             "a tick is decide(): estimates to actions, placement included; one core; memory by tracemalloc",
             "garbage is collected between the ticks, not in them",
-            "a pipeline that shows nothing new is looked at every two seconds, in turn",
+            "a pipeline that shows nothing new is looked at every 5 s (2 s while a surplus is held), in turn",
         ],
     )
 

@@ -2,17 +2,16 @@
 
 Before it: the snapshot. After it: `decide` plans the others. It never delays a reaction: a counter, a
 queue, a replica number, a bound or an intent that differs from what was seen last is looked at in the same
-tick. What only time changes (rates that fade, surplus that is held a while, a changed objective) is
-looked at every `look_s`, pipelines in turn.
+tick. What only time changes (rates that fade, a changed objective) is looked at every `rest_s`, surplus
+that is held a while every `look_s`, pipelines in turn.
 """
 
 from __future__ import annotations
 
 import math
 
-from keystage.controller.domain.snapshot import PipelineView, Snapshot, StageView
+from keystage.controller.domain.snapshot import Counters, PipelineView, Snapshot, StageView
 from keystage.controller.domain.state import PolicyState, StageState
-from keystage.controller.maths.estimator import vector
 from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
 
 
@@ -29,17 +28,19 @@ def is_due(
         phase: place of the pipeline among all, 0..1, so that not all are looked at in the same tick.
     """
     last_s = state.settled.get(view.pipeline)
-    look_s = settings.look_s
-    if last_s is None or view.missing or not 0 <= at_s - last_s < look_s:
-        return True
-    if math.floor(at_s / look_s + phase) != math.floor(last_s / look_s + phase):
+    if last_s is None or view.missing or not 0 <= at_s - last_s < settings.rest_s:
         return True
     stages = state.stages
+    look_s = settings.rest_s
     for stage in view.stages:
         memory = stages.get(stage.scale.function)
         if memory is None or not is_unchanged(stage, memory, at_s, settings.estimator.stale_s):
             return True
-    return False
+        if memory.low_since_s is not None:  # a surplus is held, and given back in time
+            look_s = min(look_s, settings.look_s)
+    if at_s - last_s >= look_s:
+        return True
+    return math.floor(at_s / look_s + phase) != math.floor(last_s / look_s + phase)
 
 
 def is_unchanged(stage: StageView, memory: StageState, at_s: float, stale_s: float) -> bool:
@@ -58,12 +59,19 @@ def is_unchanged(stage: StageView, memory: StageState, at_s: float, stale_s: flo
     if len(stage.routers) != len(seen.routers):
         return False
     for router in stage.routers:
-        values = vector(router.counters)
-        if not values or seen.routers.get(router.incarnation) != values:
+        if not is_same(router.counters, seen.routers.get(router.incarnation, ())):
             return False
         if at_s - seen.at_s > stale_s and router.at_s == seen.clocks.get(router.incarnation):
             return False
     return True
+
+
+def is_same(now: Counters, seen: tuple[float, ...]) -> bool:
+    """Whether counters are those of `estimator.vector` seen last; what is not a number is never the same."""
+    return (
+        now.arrivals, now.gap_sum_s, now.gap_sq_sum_s2, now.services,
+        now.service_sum_s, now.service_sq_sum_s2, now.sojourn_sum_s, now.queue or 0.0, now.in_flight or 0.0,
+    ) == seen  # fmt: skip
 
 
 def looks(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> list[bool]:

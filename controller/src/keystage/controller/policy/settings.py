@@ -57,8 +57,9 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
             steerings at equal GPU-seconds vary it.
         idle_s: a pipeline goes to zero, where its labels allow it, when nothing came for this long: several
             times what a person pauses between two requests.
-        look_s: a pipeline that shows nothing new is looked at again after this long at the latest; its
-            rates fade slowly, so nothing is lost.
+        look_s: a pipeline that shows nothing new and holds a surplus is looked at again after this long at
+            the latest: as often as replicas are given back.
+        rest_s: one that holds none, after this long: its rates fade over a minute, so little is lost.
         settle_s: after an action took effect the trim stays frozen for this long, so that queues of
             before are not held against the new number.
     """
@@ -86,6 +87,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float = 1.0
     idle_s: float = 300.0
     look_s: float = 2.0
+    rest_s: float = 5.0
     feedback: bool = True
     smoothing: Literal["off", "qna", "attention"] = "qna"
     compensation: bool = True
