@@ -14,7 +14,7 @@ from keystage.baselines.static import Static, StaticSettings
 from keystage.baselines.tunable import Choice
 from keystage.bench.paper_cells import Cell
 from keystage.bench.paper_policies import Traffic, policy
-from keystage.bench.tuning import POLICIES, allowed_gpu_s, score, tune
+from keystage.bench.tuning import EFFORT, POLICIES, allowed_gpu_s, score, tune
 from keystage.bench.tuning_chosen import CHOSEN
 from keystage.controller.domain.snapshot import Slo
 from keystage.controller.domain.steering import Steering
@@ -88,7 +88,7 @@ def test_the_search_runs_every_policy_on_the_same_cells() -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_what_was_chosen_lies_in_the_ranges(name: str) -> None:
     for path, value in CHOSEN[name].items():
-        span = POLICIES[name][path]
+        span = {**POLICIES[name], "effort": EFFORT}[path]
         if isinstance(span, Choice):
             assert value in span.values
         else:
