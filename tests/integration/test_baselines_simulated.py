@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from keystage.baselines.inferline import InferLine
 from keystage.baselines.infless import Infless
 from keystage.baselines.static import Static, StaticSettings
 from keystage.baselines.tunable import Choice
+from keystage.bench import tuning
+from keystage.bench.paper_arrivals import PaperTraceError
 from keystage.bench.paper_cells import Cell
 from keystage.bench.paper_policies import Traffic, policy
 from keystage.bench.tuning import EFFORT, POLICIES, allowed_gpu_s, score, tune
-from keystage.bench.tuning_chosen import CHOSEN
+from keystage.bench.tuning_chosen import CHOSEN, chosen
 from keystage.controller.domain.snapshot import Slo
 from keystage.controller.domain.steering import Steering
 from keystage.simulator.api import ArrivalSpec, LoadSpec, NodeSpec, Outcome, PipelineSpec, StageSpec, World
@@ -94,4 +97,14 @@ def test_what_was_chosen_lies_in_the_ranges(name: str) -> None:
         else:
             assert span.low <= float(value) <= span.high
             assert isinstance(value, int) == span.is_whole
-    policy(name, dict(CHOSEN[name])).make(1.0, Traffic("p", 1.0, 1.0))
+    effort, values = chosen(name)
+    policy(name, values).make(effort, Traffic("p", 1.0, 1.0))
+
+
+def test_tuning_reads_the_traces_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("trace", 1, 0.0, 20.0)
+    with pytest.raises(PaperTraceError, match="lacks"):
+        score("inferline", {}, (cell,), (("B", 9000),), tmp_path)
+    monkeypatch.setenv("KEYSTAGE_TRACES", str(tmp_path))
+    with pytest.raises(PaperTraceError, match="lacks"):
+        tuning.run(quick=True)

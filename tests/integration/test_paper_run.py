@@ -13,7 +13,9 @@ from keystage.bench.paper_policies import ABLATIONS, OURS, RIVALS, STATIC
 from keystage.bench.paper_run import Run, perform
 
 BURSTS = Cell("cv", 1, 4.0, 8.0)
-TINY = Size((1,), 2, (8.0,), 20.0, 5.0, {8.0: 8.0}, 3, has_ablations=False)
+TINY = Size(
+    (1,), (200, 201), (8.0,), 20.0, 5.0, {8.0: 8.0}, 2, has_ablations=False, grid=(0.8, 1.2), grid_seeds=1
+)
 
 
 @pytest.mark.parametrize("policy", [OURS, *RIVALS, STATIC])
@@ -22,8 +24,13 @@ def test_every_policy_serves_everything(policy: str, table: str) -> None:
     score = perform(Run(BURSTS, policy, table, 0))  # type: ignore[arg-type]
     assert score.counted == round(BURSTS.rate_rps * 8)
     assert score.unserved == 0
-    assert score.mean_s >= 0.9 * BURSTS.of.exec_s * 0.9  # at eight cores a stage is up to 8 % quicker
-    assert 0 < score.gpu_s <= 48 * (8 + score.percentiles_s[-1] * 2 + 60)
+    # At eight cores a request takes 0.925 of Table 1's time; l(b) of several is longer, hops and waits add.
+    quickest_s = 0.925 * BURSTS.of.exec_s
+    assert score.percentiles_s[0] >= 0.9 * quickest_s  # the median; times vary by 22 % a stage
+    assert score.mean_s < 46  # one start of the whole model from disk; of a stage 5.6 s
+    last_s = 8 + score.percentiles_s[-1] * 4
+    least = 8 if policy != "infless" else 1  # GPUs of the start are held until the last answer
+    assert least * 8 * 0.9 <= score.gpu_s <= 48 * last_s
     assert list(score.percentiles_s) == sorted(score.percentiles_s)
     assert list(score.met_ratios) == sorted(score.met_ratios)
 
@@ -55,7 +62,12 @@ def test_the_experiment_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(paper, "case_studies", lambda folder, seeds: [])  # ten simulated minutes each
     result = paper.run(quick=True, out=tmp_path)
     assert {row["table"] for row in result.rows} == {"A", "B"}
-    assert {"latency_vs_infless", "goodput_cv8_vs_cocktail_equal"} <= result.figures.keys()
+    assert {"latency_vs_infless", "goodput_cv8_vs_cocktail"} <= result.figures.keys()
+    for row in result.rows:  # a pair is compared at equal GPU-seconds or named
+        if row["left_out"]:
+            assert row["verdict"] == "no equal pair"
+        elif row["table"] == "B":
+            assert float(row["their_gpu_s"]) == pytest.approx(float(row["gpu_s"]), rel=0.03)
     assert {p.name for p in (tmp_path / "paper").iterdir()} == {
         "runs.csv", "by-model.csv", "figure-6.png", "figure-7.png", "figure-8.png",
         "figure-6-equal.png", "figure-7-equal.png", "figure-8-equal.png",

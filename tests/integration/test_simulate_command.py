@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from keystage.bench.paper_arrivals import COUNTS, TIMES
 from keystage.bench.presets import demo_world, preset_world, presets
 from keystage.cli.main import app
 from keystage.simulator.api import ArrivalSpec, PipelineSpec, StageSpec, World
@@ -68,6 +69,10 @@ def test_decisions_can_be_replayed_and_logs_are_identical(world: Path, tmp_path:
         (["demo", "--policy", "luck"], "--policy must be one of"),
         (["demo", "--policy", "infless", "--decisions", "d.jsonl"], "not those of 'infless'"),
         (["demo", "--table", "C"], "--table must be A or B"),
+        (["demo", "--seed", "-1"], "--seed must be 0 or more, got -1"),
+        (["demo", "--effort", "0"], "--effort must be positive and finite, got 0.0"),
+        (["demo", "--effort", "nan"], "--effort must be positive and finite, got nan"),
+        (["demo", "--effort", "inf"], "--effort must be positive and finite, got inf"),
     ],
 )
 def test_refusals_name_what_is_wrong(arguments: list[str], message: str) -> None:
@@ -95,3 +100,43 @@ def test_presets_are_listed() -> None:
     result = RUNNER.invoke(app, ["simulate", "--list"])
     assert result.exit_code == 0
     assert "paper-bert-cv4" in result.output
+
+
+@pytest.mark.parametrize("policy", ["inferline", "cocktail", "infless", "static"])
+def test_effort_multiplies_what_was_tuned(world: Path, tmp_path: Path, policy: str) -> None:
+    used = []
+    for effort in ("0.7", "2"):
+        out = tmp_path / effort
+        arguments = ["simulate", str(world), "--policy", policy, "--effort", effort, "--out", str(out)]
+        result = RUNNER.invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        used.append(json.loads((out / "report.json").read_bytes())["gpu_s"])
+    assert used[0] < 0.95 * used[1]
+
+
+@pytest.mark.parametrize("command", [["simulate", "demo"], ["bench", "tick", "--quick"]])
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "out"
+    result = RUNNER.invoke(app, [*command, "--out", str(path)])
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert f"{path} cannot be made a folder" in " ".join(result.output.replace("\n", "").split())
+
+
+def test_a_log_that_cannot_be_written_is_one_line(world: Path, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "events.log"
+    arguments = ["simulate", str(world), "--out", str(tmp_path / "out"), "--log", str(path)]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert f"{path} cannot be written" in result.output.replace("\n", "")
+
+
+def test_traces_that_are_no_text_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (COUNTS, TIMES):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_bytes(b"a,b\n\xff\xfe,1\n")
+    monkeypatch.setenv("KEYSTAGE_TRACES", str(tmp_path))
+    result = RUNNER.invoke(app, ["simulate", "paper-bert-trace", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "is no UTF-8 text" in " ".join(result.output.split())

@@ -12,15 +12,21 @@ from hypothesis import strategies as st
 from keystage.controller.decisions import DecisionLog, Record, replay
 from keystage.controller.domain.decision import SetReplicas
 from keystage.controller.domain.snapshot import (
+    BatchProfile,
     Counters,
+    CpuView,
     FunctionView,
+    GpuView,
+    NodeView,
     Override,
     PipelineView,
+    Placed,
     RouterSample,
     Slo,
     Snapshot,
     StageView,
     Starting,
+    StartTimes,
     WorkerSample,
 )
 from keystage.controller.domain.state import PolicyState
@@ -31,10 +37,15 @@ from keystage.controller.policy.decide import decide
 from keystage.controller.policy.demand import Load
 from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
 
-wild = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 1e6)
+garbled = st.sampled_from([math.nan, math.inf, -1.0, 0.0, 1e308, 5e-324, 2.0**62])
+wild = st.none() | garbled | st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 1e6)
 tame = st.floats(0, 1e6)
 count = st.integers(-3, 40)
+many = count | st.just(2**62)
+real = garbled | st.floats(0, 100)
+finite = real.filter(math.isfinite)  # as JSON has it where a number cannot be missing
 moment = st.floats(0, 1e4)
+gpu_indices = st.lists(st.integers(-1, 4), max_size=2).map(tuple)
 
 
 def functions(name: str, instant: st.SearchStrategy[float]) -> st.SearchStrategy[FunctionView]:
@@ -42,17 +53,23 @@ def functions(name: str, instant: st.SearchStrategy[float]) -> st.SearchStrategy
         FunctionView,
         function=st.just(name),
         desired=st.none() | count,
-        ready=count,
+        ready=many,
         starting=st.lists(st.builds(Starting, st.just("r"), instant), max_size=3).map(tuple),
         min_replicas=count,
         max_replicas=st.integers(-3, 10**9),
         cap=st.none() | count,
         override=st.none() | st.builds(Override, count, instant),
         wake=st.booleans(),
+        placed=st.lists(
+            st.builds(Placed, st.sampled_from("vw"), st.sampled_from(["n0", "n1", "gone"]), gpu_indices),
+            max_size=2,
+        ).map(tuple),
     )
 
 
-def stages(index: int, instant: st.SearchStrategy[float]) -> st.SearchStrategy[StageView]:
+def stages(
+    index: int, instant: st.SearchStrategy[float], number: st.SearchStrategy[float]
+) -> st.SearchStrategy[StageView]:
     names = Counters.__struct_fields__
     counters = st.builds(Counters, **dict.fromkeys(names, wild)) | st.builds(
         Counters, **dict.fromkeys(names, tame)
@@ -69,16 +86,27 @@ def stages(index: int, instant: st.SearchStrategy[float]) -> st.SearchStrategy[S
         profile_s=wild,
         routers=st.lists(routers, max_size=2).map(tuple),
         workers=st.lists(workers, max_size=2).map(tuple),
+        batch=st.none() | st.builds(BatchProfile, number, number, many),
+        starts=st.none() | st.builds(StartTimes, wild, wild, wild, wild),
+        cpu=st.none() | st.builds(CpuView, number, number, wild, wild, wild, wild),
+        after=st.none() | st.lists(st.integers(-1, 5), max_size=3).map(tuple),
+        gpus=st.integers(-1, 3),
+        gpu_bytes=many,
+        parameter_bytes=many,
     )
 
 
-def snapshots(at: st.SearchStrategy[float], instant: st.SearchStrategy[float]) -> st.SearchStrategy[Snapshot]:
+def snapshots(
+    at: st.SearchStrategy[float], instant: st.SearchStrategy[float], number: st.SearchStrategy[float]
+) -> st.SearchStrategy[Snapshot]:
     pipeline = st.builds(
         PipelineView,
         pipeline=st.just("p"),
         execution=st.sampled_from(["looping", "single-pass"]),
         slo=st.builds(Slo, wild, wild, wild),
-        stages=st.tuples(*(stages(k, instant) for k in range(3))),
+        stages=st.integers(0, 4).flatmap(
+            lambda n: st.tuples(*(stages(k, instant, number) for k in range(n)))
+        ),
         missing=st.sampled_from(["", "", "router is gone"]),
     )
     return st.builds(
@@ -87,12 +115,32 @@ def snapshots(at: st.SearchStrategy[float], instant: st.SearchStrategy[float]) -
         pipelines=st.lists(pipeline, max_size=1).map(tuple),
         functions=st.lists(functions("f", instant), max_size=1).map(tuple),
         budget_replicas=st.none() | count,
+        nodes=st.just(()) | clusters(number),
     )
 
 
+def clusters(number: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[NodeView, ...]]:
+    """Up to three nodes of distinct names, their numbers as garbled as the rest."""
+    gpus = st.lists(st.builds(GpuView, many, many, count), max_size=3).map(tuple)
+    held = st.sets(st.sampled_from(["p-stage-0", "p-stage-1"])).map(frozenset)
+
+    def node(name: str) -> st.SearchStrategy[NodeView]:
+        return st.builds(
+            NodeView,
+            node=st.just(name),
+            gpus=gpus,
+            cores_free=number,
+            memory_free_bytes=many,
+            in_memory=held,
+            on_disk=held,
+        )
+
+    return st.integers(1, 3).flatmap(lambda n: st.tuples(*(node(f"n{j}") for j in range(n))))
+
+
 an_instant = st.floats() | moment
-anything = snapshots(moment | st.sampled_from([math.nan, math.inf]), an_instant)
-sane_time = snapshots(moment, moment)
+anything = snapshots(moment | st.sampled_from([math.nan, math.inf]), an_instant, real)
+sane_time = snapshots(moment, moment, finite)
 
 
 @settings(max_examples=150, deadline=None)
@@ -108,9 +156,27 @@ def test_decide_is_total_and_bounded(seen: list[Snapshot]) -> None:
                 assert 0 <= action.replicas <= MOST_REPLICAS
                 if action.function in views:
                     view = views[action.function]
-                    is_stopped = view.override is not None and view.override.replicas <= 0
-                    least = 0 if is_stopped and action.replicas == 0 else max(0, view.min_replicas)
-                    assert action.replicas >= least
+                    assert action.replicas >= max(0, view.min_replicas) or is_stopped(view, action.replicas)
+                    if action.replicas == 0:
+                        (report,) = [r for r in decision.reports if r.function == action.function]
+                        assert is_stopped(view, 0) or may_be_zero(view, report.reason)
+        if snapshot.budget_replicas is None:
+            for report in decision.reports:
+                if report.reason.startswith("hold") and ";" not in report.reason:
+                    assert report.replicas == views[report.function].current
+
+
+def is_stopped(view: FunctionView, replicas: int) -> bool:
+    """A person asked for none."""
+    return replicas == 0 and view.override is not None and view.override.replicas <= 0
+
+
+def may_be_zero(view: FunctionView, reason: str) -> bool:
+    """The minimum allows it, and it had none, its bounds leave none, or it says that it idles."""
+    if view.min_replicas > 0:
+        return False
+    bound = view.max_replicas if view.cap is None else min(view.max_replicas, view.cap)
+    return view.current == 0 or bound <= 0 or "nothing came for" in reason
 
 
 @settings(max_examples=100, deadline=None)

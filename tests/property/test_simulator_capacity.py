@@ -59,9 +59,14 @@ NODES = (
     NodeSpec(gpus=2, gpu_bytes=16 * GB, cores=12, disk=False),
 )
 LOAD = LoadSpec(
-    fixed_s=0.2, gpu_bps=50 * GB, memory_bps=20 * GB, disk_bps=5 * GB, remote_bps=GB, holders="key-stages",
-    key_stages=1, spread_s=0.3,
+    fixed_s=0.2, gpu_bps=50 * GB, memory_bps=20 * GB, disk_bps=5 * GB, remote_bps=GB, key_stages=1,
+    spread_s=0.3,
 )  # fmt: skip
+loads = st.builds(
+    lambda holders, prewarm: structs.replace(LOAD, holders=holders, prewarm=prewarm),
+    st.sampled_from(["none", "key-stages", "ran", "all"]),
+    st.booleans(),
+)
 
 
 def within_capacity(snapshot: Snapshot) -> None:
@@ -93,6 +98,7 @@ def within_capacity(snapshot: Snapshot) -> None:
     st.lists(failures, max_size=2),
     st.sampled_from([None, (), (0, 1)]),
     st.floats(0.2, 20),
+    loads,
 )
 def test_capacity_is_never_exceeded_and_nothing_is_lost(
     specs: list[StageSpec],
@@ -100,8 +106,9 @@ def test_capacity_is_never_exceeded_and_nothing_is_lost(
     faults: list[FailureSpec],
     after: tuple[int, ...] | None,
     rate_rps: float,
+    load: LoadSpec,
 ) -> None:
-    fields: dict[str, Any] = {"nodes": NODES, "load": LOAD, "failures": tuple(faults), "hop_s": 0.01}
+    fields: dict[str, Any] = {"nodes": NODES, "load": load, "failures": tuple(faults), "hop_s": 0.01}
     if after is not None:  # an entry and an end of its own, or a join
         specs = [specs[0], specs[1], structs.replace(specs[2], after=after)]
         fields["network_s"] = 0.02

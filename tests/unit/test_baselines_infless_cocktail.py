@@ -66,7 +66,8 @@ class TestInfless:
         head_s, tail_s = histogram.windows(at_s, 1.0)
         assert tail_s == pytest.approx(25.0 * 1.1)
         assert head_s == pytest.approx(20.0 * 0.9 - 1.0)  # ready in time for the 5th percentile
-        assert histogram.windows(at_s, 10.0)[0] == 0.0  # 20 x 0.9 - 10 < 10: unloading does not pay
+        assert histogram.windows(at_s, 10.0)[0] == pytest.approx(8.0)  # 20 x 0.9 - 10: a start fits in
+        assert histogram.windows(at_s, 18.5)[0] == 0.0  # longer than the head: unloading does not pay
         # Idle again: unloaded, loaded before the head, gone after the tail.
         assert [histogram.warm(1, 2 if dt == 0 else 1, at_s + dt, 1.0) for dt in (0.0, 16.0, 18.0, 28.0)] == [
             1, 1, 2, 1,

@@ -215,3 +215,14 @@ class TestInferLine:
         # Until the plan 25 / (10 x 0.7) = 3.6, from 5 s on the three that keep up and meet 2 s.
         assert at_plan[1.0] == 4
         assert desired == 3
+
+    def test_a_plan_that_cannot_be_made_is_tried_again_soon(self) -> None:
+        steering = InferLine(InferLineSettings(first_plan_s=5.0, replan_s=300.0, utilisation_ratio=0.1))
+        desired, total, changes = 1, 0.0, {}
+        for tick in range(64):  # nobody comes for ten seconds: no plan at 5 s, nor at 10
+            at_s = tick * 0.25
+            total += 25 * 0.25 if at_s > 10.0 else 0.0
+            for action in steering.steer(snapshot(at_s, stage(arrivals=total, desired=desired))):
+                desired = changes[at_s] = action.replicas
+        # Without a plan the mean so far (125 in 15 s) at a tenth of 10 a second; then three by the plan.
+        assert [changes[14.75], changes[15.0]] == [9, 3]

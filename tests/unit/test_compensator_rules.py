@@ -56,14 +56,17 @@ def test_a_reclaimed_replica_is_made_up_for() -> None:
 
 
 def test_a_label_that_holds_replicas_back_is_made_up_for() -> None:
-    assert run(plan(wanted=2, corrected=2, share_s=0.08, most=1), HELPS).cores is not None
+    assert run(plan(wanted=1, corrected=2, share_s=1.0, most=1), HELPS).cores == 4.0
 
 
 def test_beyond_cpu_max_one_replica_goes_back_to_the_corrector() -> None:
-    done = run(plan(wanted=1, corrected=3, share_s=0.045), HELPS)
-    assert (done.cores, done.wanted) == (4.0, 2)
+    taken = msgspec.structs.replace(plan(share_s=0.045), reclaimed=2)
+    done = run(taken, HELPS)
+    assert (done.cores, done.wanted, done.reclaimed) == (4.0, 2, 1)
     assert done.reason.endswith("one handed back: 4 cores would not do")
-    assert run(plan(wanted=1, corrected=1, share_s=0.045), HELPS).wanted == 1  # it has no more to give
+    assert run(plan(share_s=0.045), HELPS).wanted == 1  # nothing was taken
+    bound = msgspec.structs.replace(plan(share_s=0.045, most=1), reclaimed=2)
+    assert run(bound, HELPS).wanted == 1  # never above a bound
 
 
 @pytest.mark.parametrize(

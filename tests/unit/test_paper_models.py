@@ -91,7 +91,12 @@ def test_a_whole_model_takes_as_many_gpus_as_it_needs() -> None:
     }  # fmt: skip
     world = paper_world(MODELS[3], TIMES, 5.0, Terms("B", is_whole=True))
     (stage,) = world.pipelines[0].stages
-    assert (stage.gpus, stage.replicas, stage.max_replicas) == (3, 3, SERVERS * GPUS // 3)
+    assert (stage.gpus, stage.replicas, stage.max_replicas) == (
+        3,
+        3,
+        SERVERS,
+    )  # one to a server: a fourth GPU is over
+    assert world.budget_replicas == SERVERS
     assert stage.parameter_bytes <= stage.gpus * GPU_BYTES
     assert stage.alpha_s + stage.beta_s + stage.cpu_core_s / stage.cores == pytest.approx(0.278)
 
@@ -105,7 +110,8 @@ def test_every_world_can_be(model: Model, is_whole: bool) -> None:
 
 
 def test_full_has_enough_arrivals_where_a_cv_matters() -> None:
-    assert FULL.seeds >= 5
+    assert len(FULL.seeds) >= 5
+    assert min(FULL.seeds) > 4  # those the policy was developed on
     assert FULL.cvs == CVS
     for cv in FULL.cvs:
         pooled = sum(c.rate_rps * c.duration_s for c in FULL.cells() if c.load == "cv" and c.cv == cv)
@@ -115,4 +121,16 @@ def test_full_has_enough_arrivals_where_a_cv_matters() -> None:
 def test_short_forms_hold_the_cells_of_the_named_figures() -> None:
     for size in (QUICK, SHORT):
         assert {"trace", "cv 8"} <= {cell.group for cell in size.cells()}
-        assert size.seeds >= 2
+        assert len(size.seeds) >= 2
+        assert not set(size.seeds) & {*range(5), *FULL.seeds}
+
+
+def test_no_cv_cell_asks_for_more_than_whole_models_can_serve() -> None:
+    for cell in FULL.cells():
+        if cell.load != "cv":
+            continue
+        model = cell.of
+        instances = SERVERS * (GPUS // gpus_of_whole(model))
+        assert cell.rate_rps * model.service_s(model.most) / model.most <= 0.75 * instances * (1 + 1e-9)
+        if model.name != "OPT-66B":
+            assert cell.rate_rps == pytest.approx(3 * 8 / model.exec_s)

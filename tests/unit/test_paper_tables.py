@@ -96,10 +96,58 @@ def test_rows_put_the_printed_ratios_beside_ours() -> None:
     assert len({tuple(row) for row in rows}) == 1
 
 
-def test_unequal_cells_are_counted_in_their_row() -> None:
-    scores = {"keystage": many("keystage", 1.0), "infless": many("infless", 2.0)}
-    rows = paper_tables.rows("B", scores, ["cv 8 BERT-21B infless", "cv 8 BERT-21B cocktail"])
-    assert [row["verdict"] for row in rows if "not equal" in row["verdict"]] == ["++=, 1 not equal"]
+def worse_where_unequal() -> dict[str, list[Score]]:
+    """Twice as quick everywhere, but ten times as slow at CV 8, where the rival used other GPU-seconds."""
+    theirs = [s for s in many("infless", 2.0) if s.run.cell != BURSTS]
+    return {"keystage": many("keystage", 1.0), "infless": theirs + many_at(BURSTS, "infless", 0.1)}
+
+
+def many_at(cell: Cell, policy: str, factor: float) -> list[Score]:
+    return [s for s in many(policy, factor) if s.run.cell == cell]
+
+
+MISSED = frozenset({(BURSTS, "infless")})
+
+
+def test_pairs_that_are_not_equal_are_left_out_and_named() -> None:
+    scores = worse_where_unequal()
+    by_cell = {row["cell"]: row for row in paper_tables.rows("B", scores, MISSED)}
+    assert by_cell["cv 8"]["verdict"] == "no equal pair"
+    assert by_cell["cv 8"]["latency"] == "-"
+    assert by_cell["cv 8"]["left_out"] == "1: BERT-21B"
+    assert by_cell["trace"]["left_out"] == ""
+    assert by_cell["cv all"]["left_out"] == "1: BERT-21B at cv 8"
+    assert by_cell["cv all"]["latency"] == by_cell["cv 1"]["latency"]  # what is left
+    assert by_cell["cv all"]["verdict"] == "++="
+    (text,) = paper_tables.left_out(scores, MISSED)
+    assert "against infless" in text
+    assert "1 of 3 pairs: BERT-21B at cv 8" in text
+
+
+def test_figures_and_verdicts_are_over_equal_pairs() -> None:
+    scores = worse_where_unequal()
+    figures = paper_tables.figures(scores, "_equal", targets=False, missed=MISSED)
+    assert figures["latency_cvs_vs_infless_equal"].median < 1
+    assert paper_tables.figures(scores, "", targets=False)["latency_cvs_vs_infless"].median > 1
+    assert "goodput_cv8_vs_infless_equal" not in figures
+    text = "\n".join(paper_tables.losses("B", scores, MISSED))
+    assert "neither won nor lost: table B, cv 8 vs infless" in text
+    assert "LOST" not in text
+    assert "LOST: table B, cv 8, latency" in "\n".join(paper_tables.losses("B", scores))
+
+
+def test_by_model_keeps_all_pairs_and_marks_them(tmp_path: Path) -> None:
+    scores = worse_where_unequal()
+    found = paper_by_model.lines("B", scores, MISSED)
+    assert paper_by_model.sentences(found) == []
+    paper_by_model.write(tmp_path / "m.csv", found)
+    with (tmp_path / "m.csv").open(newline="") as file:
+        lines = [row for row in csv.DictReader(file) if row["measure"] == "latency"]
+    unequal = [(row["cell"], row["model"]) for row in lines if row["equal"] == "no"]
+    assert unequal == [("cv 8", "BERT-21B"), ("cv 8", "all models"), ("cv all", "all models")]
+    by_cell = {(row["cell"], row["model"]): float(row["ratio"]) for row in lines}
+    assert by_cell["cv all", "all models"] > 1
+    assert by_cell["cv 8", "all models"] == pytest.approx(10, rel=0.02)
 
 
 def test_figures_carry_the_fixed_names() -> None:
@@ -160,4 +208,4 @@ def test_a_loss_of_one_model_shows_though_the_pool_wins(tmp_path: Path) -> None:
         "by model, table B, latency lost to infless: BERT-21B 2.02 at cv 8"
     ]
     paper_by_model.write(tmp_path / "m.csv", found)
-    assert len((tmp_path / "m.csv").read_text().splitlines()) == 1 + 2 * 3
+    assert len((tmp_path / "m.csv").read_text().splitlines()) == 1 + 3 * 3

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from support.placement_world import GB, Kind, node, placed_by, snapshot, stage
 
 from keystage.controller.domain.decision import Site
-from keystage.controller.domain.snapshot import Placed, Snapshot, StartTimes
+from keystage.controller.domain.snapshot import GpuView, NodeView, Placed, Snapshot, StartTimes
 from keystage.controller.domain.state import PolicyState
+from keystage.controller.policy import placement
 from keystage.controller.policy.placement import place
+from keystage.controller.policy.placement_ground import Ground
 from keystage.controller.policy.plan import Plan
 from keystage.controller.policy.settings import PolicySettings
 
@@ -175,3 +180,83 @@ def test_the_answer_does_not_depend_on_earlier_calls() -> None:
     placed_by(other, [7])
     copy = msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot)
     assert placed_by(copy, [2, 3, 1]) == before
+
+
+def test_a_call_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = snapshot([node(f"n{i}") for i in range(3)], [stage(k, kind=EQUAL) for k in range(3)])
+    before = placed_by(seen, [2, 1, 1])
+
+    def fails(*_: object) -> None:
+        raise ArithmeticError("in the middle of a tick")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(placement, "Site", fails)
+        with pytest.raises(ArithmeticError):
+            placed_by(seen, [2, 1, 1])
+    assert placed_by(seen, [2, 1, 1]) == before
+
+
+def test_two_worlds_in_turn_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = [snapshot([node(f"{w}{i}") for i in range(3)], [stage(0, kind=EQUAL)]) for w in "abc"]
+    before = [placed_by(seen, [2]) for seen in worlds]
+    read: list[str] = []
+    made = placement.Ground
+
+    def counted(nodes: Sequence[NodeView]) -> Ground:
+        read.append(nodes[0].node)
+        return made(nodes)
+
+    monkeypatch.setattr(placement, "Ground", counted)
+    for _ in range(3):
+        assert [placed_by(seen, [2]) for seen in worlds[1:]] == before[1:]
+    assert read == []
+    assert placed_by(worlds[0], [2]) == before[0]
+    assert read == ["a0"]
+
+
+def test_neighbours_are_told_by_stage_numbers_not_by_places() -> None:
+    """Stages 10 -> 20 -> 30 in that order: 20 lies between them wherever it stands in the list."""
+    views = [
+        msgspec.structs.replace(stage(k, [Placed(f"r{k}", on, (k // 10,))] if on else (), EQUAL), after=after)
+        for k, on, after in ((10, "c", ()), (20, "", (10,)), (30, "c", (20,)), (1, "b", ()))
+    ]
+    nodes = [node(n, (0, 1, 0, 1)) for n in "abc"]
+    others = [stage(k, kind=EQUAL) for k in (40, 50, 60)]
+    order = [40, 50, 60, 10, 20, 30, 1]
+    plans, _ = placed_by(snapshot(nodes, [*views, *others]), [1, 1, 1, 1, 0, 0, 0], order=order)
+    assert nodes_of(plans[1]) == ["c"]
+
+
+def test_a_replica_as_large_as_a_node_is_no_reason_to_look_again() -> None:
+    seen = snapshot([node(f"n{i}") for i in range(4)], [stage(0, kind=Kind(gpus=4, starts=EQUAL.starts))])
+    _, report = placed_by(seen, [1])
+    assert report.kl == report.best_kl == pytest.approx(1.386294, abs=1e-6)
+    state = PolicyState(published={"p": (0,)})
+    plan = Plan(
+        scale=seen.pipelines[0].stages[0].scale, wanted=1, reason="", is_stage=True, pipeline="p", stage=0
+    )
+    _, again = place(PolicySettings(), seen, [plan], state, {"p": (0,)})
+    assert again is not None
+    assert again.replanned == ""
+
+
+def test_clumps_on_small_nodes_are_seen() -> None:
+    """One of two on a node of one GPU, though the large one has seven free: 0.35 nats above the least."""
+    nodes = [node("big", (1, *(0,) * 7)), node("s", (0,), memory=["p-stage-0"]), node("t", (1,))]
+    kind = Kind(starts=StartTimes(memory_s=0.0, remote_s=9.0))
+    _, report = placed_by(snapshot(nodes, [stage(0, [Placed("r", "big", (0,))], kind)]), [2])
+    assert (report.kl, report.best_kl) == (pytest.approx(0.569717), pytest.approx(0.223144))
+    assert report.replanned.startswith("divergence 0.35")
+
+
+@pytest.mark.parametrize("cores", [1e308, 1.7e308, math.inf, math.nan, -1.0, -1e308])
+def test_garbled_nodes_are_no_error(cores: float) -> None:
+    bad = NodeView(
+        node="bad", gpus=(GpuView(-1, -5, -2), GpuView(0, 0), GpuView(48 * GB, 48 * GB)), cores_free=cores,
+        memory_free_bytes=-(2**62),
+    )  # fmt: skip
+    late = Kind(starts=StartTimes(gpu_s=-1.0, memory_s=math.nan, disk_s=1e308, remote_s=1.7e308))
+    for kind in (EQUAL, late, Kind(gpus=0), Kind(gpus=-3), Kind(gpus=2, gpu_bytes=-1)):
+        plans, report = placed_by(snapshot([bad, node("good")], [stage(0, kind=kind)]), [2], order=[0])
+        assert len(plans[0].sites) == report.placed == 2
+        assert math.isfinite(report.kl)

@@ -69,3 +69,20 @@ def test_garbage_keeps_nobody_else_from_an_answer() -> None:
 def test_overload_is_infinite_and_asks_for_all() -> None:
     assert queueing.ggc_wait_many([200.0], 0.01, [2], 0.0, 0.0).tolist() == [math.inf]
     assert queueing.servers_for_wait_many([200.0, 2e6], 0.01, 1.0, 1.0, 0.1, [2, 9000]).tolist() == [2, 9000]
+
+
+def test_the_layout_of_a_matrix_in_memory_does_not_matter() -> None:
+    """Entries are told apart by place: columns first in memory, transposed, or every other one."""
+    rate, service_s, ca2, cs2, wait_s = (values[:12].reshape(3, 4) for values in sample())
+    load, servers = rate * service_s, np.ceil(rate * service_s * 1.2).astype(int)
+    expected = queueing.erlang_c_many(servers, load)
+    assert len(set(expected.ravel().tolist())) > 6
+    for layout in (np.asfortranarray, lambda x: np.repeat(x, 2, axis=0)[::2]):
+        assert np.array_equal(queueing.erlang_c_many(layout(servers), layout(load)), expected)
+    assert np.array_equal(queueing.erlang_c_many(servers.T, load.T), expected.T)
+    rows = (rate, service_s, ca2, cs2, wait_s, np.full((3, 4), 5000))
+    most = queueing.servers_for_wait_many(*rows)
+    assert np.array_equal(queueing.servers_for_wait_many(*map(np.asfortranarray, rows)), most)
+    assert np.array_equal(queueing.servers_for_wait_many(*(x.T for x in rows)), most.T)
+    waits = queueing.ggc_wait_many(*map(np.asfortranarray, (rate, service_s, servers, ca2, cs2)))
+    assert np.array_equal(waits, queueing.ggc_wait_many(rate, service_s, servers, ca2, cs2))

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from support.simulated_worlds import GB, gpu_stage, line, server, world
 
+from keystage.controller.domain.snapshot import Slo
 from keystage.simulator.api import FailureSpec, LoadSpec, NodeSpec, StageSpec, World
 from keystage.simulator.check import check_world
 from keystage.simulator.errors import WorldError
 from keystage.simulator.files import read_world
+from keystage.simulator.platform import SimulatedPlatform
 
 STAGE = StageSpec(alpha_s=0.1)
 
@@ -66,6 +68,32 @@ def _stages(*stages: StageSpec, **fields: Any) -> World:
             world(line(STAGE, execution="looping", steps=0.5)),
             "slots and steps must be at least 1, not 8, 0.5",
         ),
+        (
+            world(line(STAGE, rate_rps=1e7), duration_s=60),
+            r"pipeline p: arrivals expected must be at most 5e\+07, not 6e\+08",
+        ),
+        (world(line(STAGE, rate_rps=1e308)), "arrivals expected must be at most"),
+        (world(line(STAGE, rate_rps=1, count=10**12)), "arrivals expected must be at most"),
+        (world(line(STAGE, rate_rps=1e-9, count=10**6)), r"arrivals end \(s\) must be at most 1e\+09"),
+        (world(line(STAGE, rate_rps=1, cv=1e200)), "arrivals.cv must be at most 100, not 1e"),
+        (_stages(StageSpec(alpha_s=1e308)), r"stage 0: alpha_s must be at most 1e\+06, not 1e\+308"),
+        (_stages(StageSpec(alpha_s=1, cores=1e-300)), "stage 0: cores must be at least 0.01"),
+        (_stages(StageSpec(alpha_s=1, replicas=10**7)), "stage 0: replicas must be at most 100000"),
+        (_stages(STAGE, nodes=(NodeSpec(count=10**9),)), r"nodes\[0\].count must be at most 100000"),
+        (_stages(STAGE, nodes=(NodeSpec(count=60_000),) * 2), "nodes in all must be at most 100000"),
+        (_stages(STAGE, tick_s=1e-9), r"duration_s / tick_s must be at most 1e\+08, not 6e\+10"),
+        (world(line(STAGE, execution="looping", steps=1e12)), r"steps must be at most 1e\+06, not 1e\+12"),
+        (_stages(STAGE, budget_replicas=-1), "budget_replicas must be 0 or more and finite, not -1"),
+        (_stages(STAGE, load=LoadSpec(disk_bps=1e-300)), "load.disk_bps must be 0 .none. or at least 1"),
+        (
+            world(line(STAGE, slo=Slo(deadline_s=0.0))),
+            "pipeline p: slo.deadline_s must be positive and finite, not 0.0",
+        ),
+        (_stages(STAGE, duration_s=60, warm_s=61), r"warm_s must be at most 60.* not 61"),
+        (
+            _stages(STAGE, nodes=(server(),), load=LoadSpec(holders="ran", prewarm=True)),
+            r"nodes\[0\]: load.prewarm needs a source to fetch from",
+        ),
     ],
 )
 def test_a_world_that_cannot_be_is_refused(wrong: World, message: str) -> None:
@@ -86,3 +114,8 @@ def test_worlds_are_read_from_files(tmp_path: Path) -> None:
         read_world(path)
     with pytest.raises(WorldError, match="cannot be read: No such file"):
         read_world(tmp_path / "none.json")
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(WorldError, match="seed must be 0 or more, not -1"):
+        SimulatedPlatform(_stages(STAGE), -1)

@@ -24,6 +24,7 @@ from keystage.bench.paper_cells import (
     CV_LOAD,
     CV_SLO,
     FULL,
+    MOST_OF_WHOLE_RATIO,
     QUICK,
     SHORT,
     TRACE_LOAD,
@@ -68,23 +69,25 @@ def run(*, quick: bool = False, full: bool = False, out: Path = Path("out")) -> 
         paper_figures.draw(folder, scores, suffix)
     everything = [s for scores in (*table_a.values(), *table_b.values()) for s in scores]
     paper_tables.write_scores(folder / "runs.csv", everything + [s for part in parts for s in part.scores])
-    by_model = paper_by_model.lines("A", table_a) + paper_by_model.lines("B", table_b)
+    unequal = [one for one in searches if not one.is_equal]
+    missed = frozenset((one.start.cell, one.start.policy) for one in unequal)
+    by_model = paper_by_model.lines("A", table_a) + paper_by_model.lines("B", table_b, missed)
     paper_by_model.write(folder / "by-model.csv", by_model)
-    unequal = [one for one in searches if not one.search.is_equal]
-    rows = paper_tables.rows("A", table_a) + paper_tables.rows("B", table_b, [one.label for one in unequal])
+    rows = paper_tables.rows("A", table_a) + paper_tables.rows("B", table_b, missed)
     figures = paper_tables.figures(table_a, "", targets=True)
-    figures |= paper_tables.figures(table_b, "_equal", targets=False)
+    figures |= paper_tables.figures(table_b, "_equal", targets=False, missed=missed)
     notes = [
         *_method(size, trace.source, trace.gap_cv),
         *studies,
         *(part.text for part in parts),
         *paper_tables.losses("A", table_a),
-        *paper_tables.losses("B", table_b),
+        *paper_tables.losses("B", table_b, missed),
+        *paper_tables.left_out(table_b, missed),
         *paper_by_model.sentences(by_model),
         *(_unequal(one) for one in unequal),
         (
             f"{pool.runs} runs, {pool.events:,} events in {time.monotonic() - begun_s:.0f} s on {processes} "
-            f"processes; PNG figures, runs.csv and by-model.csv in {folder}"
+            f"processes; PNG figures (all pairs), runs.csv and by-model.csv in {folder}"
         ),
     ]
     return BenchResult(rows, figures, notes)
@@ -104,8 +107,8 @@ def at_equal_cost(
         Scores by policy, at the efforts found, and the search of each cell and policy.
     """
     ours = pool.perform(_plan(size, "B", (OURS,), traces), "table B, ours")
-    starts = [run for run in _plan(size, "B", (*RIVALS, STATIC), traces) if run.seed == 0]
-    others = equalise(pool, ours, starts, size.seeds, size.evaluations, "table B")
+    starts = [run for run in _plan(size, "B", (*RIVALS, STATIC), traces) if run.seed == size.seeds[0]]
+    others = equalise(pool, ours, starts, size.searching, "table B")
     return by_policy([*ours, *(s for one in others for s in one.scores)]), others
 
 
@@ -115,7 +118,7 @@ def _plan(size: Size, table: Table, names: Sequence[str], traces: Path | None) -
         for name in names
         for effort, values in [chosen(name)]
         for cell in size.cells()
-        for seed in range(size.seeds)
+        for seed in size.seeds
     ]
 
 
@@ -132,16 +135,24 @@ def _method(size: Size, source: str, gap_cv: float) -> list[str]:
             "intervals over seeds; + won, = not told apart, - lost, for latency, p99, goodput; `pooled` is "
             "the same verdict with intervals over (cell, seed), as if models were samples"
         ),
-        f"{names}; {size.seeds} seeds; l(b) of whole models: {efforts}",
+        (
+            f"{names}; seeds {', '.join(map(str, size.seeds))} (the policy's defaults were developed on 0 "
+            f"to 4, rivals tuned on 9000 and up); l(b) of whole models: {efforts}"
+        ),
         (
             f"trace: {source}, within-minute CV {gap_cv:.2f}, {size.trace_s:g} s windows of which the first "
             f"{size.warm_s:g} s do not count, mean {TRACE_LOAD:g}x one replica, objective {TRACE_SLO:g}x"
         ),
-        f"CV cells ({spans}) at {CV_LOAD:g}x one replica, objective {CV_SLO:g}x; everybody starts with one",
+        (
+            f"CV cells ({spans}) at {CV_LOAD:g}x one replica, at most {MOST_OF_WHOLE_RATIO:g} of what "
+            f"whole-model instances serve on the cluster, objective {CV_SLO:g}x; everybody starts with one"
+        ),
         (
             "GPU-seconds: GPUs held by replicas from wanted to gone, until the last answer; table B searches "
-            "each rival's effort per cell and model on these very seeds (two close efforts may share "
-            "them); `static` knows mean rate and CV"
+            f"each rival's effort per cell and model on these very seeds: {len(size.grid)} efforts on "
+            f"{size.grid_seeds} of them, then every crossing of the common figure, at most "
+            f"{size.evaluations} efforts on all (two close ones may share them), the least latency of what "
+            "is equal; ratios, figures and verdicts are over equal pairs; `static` knows mean rate and CV"
         ),
     ]
 

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keystage.bench.paper_cells import Cell, Size
+from keystage.bench.paper_equal import Searching
+from keystage.bench.paper_pairs import groups
 from keystage.bench.paper_policies import ABLATIONS, OURS
 from keystage.bench.paper_ratios import MEASURES, ratio
 from keystage.bench.paper_run import Pool, Run, Score, changes
 from keystage.bench.paper_search import by_policy, equalise
-from keystage.bench.paper_tables import groups
 from keystage.bench.tuning_chosen import chosen
 
 ABLATED_CVS = (4.0, 8.0)
-EVALUATIONS = 4
+GRID = (0.85, 1.0, 1.18)
+EVALUATIONS = 3
 """Without one part Keystage takes nearly what it takes with it: few efforts have to be tried."""
 
 
@@ -50,11 +52,11 @@ def ablated(pool: Pool, size: Size, whole: Sequence[Score], traces: Path | None)
     cells = [cell for cell in size.cells() if _is_ablated(cell)]
     effort, tuned = chosen(OURS)
     starts = [
-        Run(c, name, "A", 0, effort, changes=changes(tuned), traces=traces)
+        Run(c, name, "A", size.seeds[0], effort, changes=changes(tuned), traces=traces)
         for name in ABLATIONS
         for c in cells
     ]
-    done = equalise(pool, whole, starts, size.seeds, EVALUATIONS, "ablations")
+    done = equalise(pool, whole, starts, Searching(size.seeds, EVALUATIONS, GRID), "ablations")
     ours = groups([s for s in whole if s.run.policy == OURS and _is_ablated(s.run.cell)])
     found = []
     for name, scores in by_policy([s for one in done for s in one.scores]).items():

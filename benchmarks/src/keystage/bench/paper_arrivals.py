@@ -179,8 +179,15 @@ def _seed(seed: int, model: int) -> int:
 
 
 def _rows(path: Path, least: int) -> list[list[str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[1:]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))[1:]
+    except UnicodeDecodeError as error:
+        raise PaperTraceError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+    except csv.Error as error:
+        raise PaperTraceError(f"{path} is no CSV: {error}") from error
+    except OSError as error:
+        raise PaperTraceError(f"{path} cannot be read: {error.strerror}") from error
     short = next((n for n, row in enumerate(rows, start=2) if len(row) < least), None)
     if not rows or short is not None:
         raise PaperTraceError(f"{path}, line {short or 2}: expected at least {least} fields")

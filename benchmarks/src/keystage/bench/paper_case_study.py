@@ -7,7 +7,7 @@ batches, as there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,12 +26,12 @@ MODEL_STREAM = 100
 """Arrivals of their own, apart from those of the five models."""
 
 
-def case_studies(folder: Path, seeds: int) -> list[str]:
+def case_studies(folder: Path, seeds: Sequence[int]) -> list[str]:
     """Runs the three loads, draws the figure, and says what came out.
 
     Args:
         folder: gets `figure-2-3.png`.
-        seeds: how many; values are means.
+        seeds: of arrivals and draws; values are means over them.
     """
     cvs = _stages(1.0, seeds, lambda p: [s.gap_cv for s in p.stages])
     queues = _stages(0.1, seeds, lambda p: [s.queue_mean for s in p.stages])
@@ -48,12 +48,12 @@ def case_studies(folder: Path, seeds: int) -> list[str]:
     ]
 
 
-def _stages(cv: float, seeds: int, values: Callable[[PipelineOutcome], list[float]]) -> list[float]:
+def _stages(cv: float, seeds: Sequence[int], values: Callable[[PipelineOutcome], list[float]]) -> list[float]:
     """Means over seeds of a value by stage."""
     slowest_s = BERT.exec_s * max(CASE_STUDY_LAYERS) / sum(CASE_STUDY_LAYERS)
     rate_rps = UTILISATION / slowest_s
     found = []
-    for seed in range(seeds):
+    for seed in seeds:
         world = _without_batches(
             case_study(bursty(rate_rps, cv, round(rate_rps * DURATION_S), MODEL_STREAM, seed))
         )

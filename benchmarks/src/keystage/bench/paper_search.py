@@ -6,11 +6,10 @@ Before it: Keystage's own runs, which set the common GPU-seconds. After it: scor
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
-from keystage.bench.paper_equal import EffortSearch, Try
+from keystage.bench.paper_equal import EffortSearch, Searching, Try
 from keystage.bench.paper_run import Pool, Run, Score
 
 
@@ -20,9 +19,9 @@ class Equalised:
 
     Attributes:
         label: cell, model and policy, in words.
-        start: its run with seed 0 and the effort tried first.
+        start: a run of it with the effort in the middle of the grid.
         search: the search for its effort.
-        by_effort: scores of every effort tried, one a seed.
+        by_effort: scores of every effort tried, by seed.
     """
 
     label: str
@@ -31,44 +30,52 @@ class Equalised:
     by_effort: dict[float, list[Score]] = dataclasses.field(default_factory=dict)
 
     @property
+    def is_equal(self) -> bool:
+        """Whether it was brought to the common GPU-seconds."""
+        return self.search.is_equal
+
+    @property
     def scores(self) -> list[Score]:
         """One a seed, at the efforts chosen."""
-        return [self.by_effort[effort][seed] for seed, effort in enumerate(self.search.choice.efforts)]
+        return [self.by_effort[effort][i] for i, effort in enumerate(self.search.choice.efforts)]
 
 
 def equalise(
-    pool: Pool, ours: Sequence[Score], starts: Sequence[Run], seeds: int, evaluations: int, what: str
+    pool: Pool, ours: Sequence[Score], starts: Sequence[Run], how: Searching, what: str
 ) -> list[Equalised]:
     """Brings every start to the GPU-seconds ours used in its cell, mean over seeds.
 
     Args:
         pool: performs the runs.
-        ours: scores that set the common figure, for all cells.
-        starts: a run for each cell and policy.
-        seeds: seeds 0 to this.
-        evaluations: most efforts tried for each.
+        ours: scores that set the common figure, for all cells and seeds.
+        starts: a run for each cell and policy, of any seed.
+        how: seeds, grid and budget.
         what: for the progress lines.
     """
+    used = {(s.run.cell, s.run.seed): s.gpu_s for s in ours}
     found = []
     for start in starts:
-        target = float(np.mean([s.gpu_s for s in ours if s.run.cell == start.cell]))
+        targets = tuple(used[start.cell, seed] for seed in how.seeds)
         label = f"{start.cell.group} {start.cell.of.name} {start.policy}"
-        found.append(Equalised(label, start, EffortSearch(target, evaluations, start.effort)))
-    for number in range(evaluations):
-        asked = [(one, effort) for one in found if (effort := one.search.next_effort()) is not None]
+        search = EffortSearch(targets, how.evaluations, start.effort, how.grid, how.grid_seeds)
+        found.append(Equalised(label, start, search))
+    for number in itertools.count(1):
+        asked = [(one, ask) for one in found for ask in one.search.next_asks()]
         if not asked:
-            break
+            return found
         runs = [
-            dataclasses.replace(one.start, seed=seed, effort=effort)
-            for one, effort in asked
-            for seed in range(seeds)
+            [
+                dataclasses.replace(one.start, seed=seed, effort=ask.effort)
+                for seed in how.seeds[len(one.by_effort.get(ask.effort, ())) : ask.seeds]
+            ]
+            for one, ask in asked
         ]
-        scores = iter(pool.perform(runs, f"{what}, step {number + 1}"))
-        for one, effort in asked:
-            own = [next(scores) for _ in range(seeds)]
-            one.by_effort[effort] = own
-            one.search.tried.append(Try(effort, tuple(s.gpu_s for s in own), tuple(s.mean_s for s in own)))
-    return found
+        scores = iter(pool.perform(list(itertools.chain.from_iterable(runs)), f"{what}, step {number}"))
+        for (one, ask), own in zip(asked, runs, strict=True):
+            known = one.by_effort.setdefault(ask.effort, [])
+            known += itertools.islice(scores, len(own))
+            one.search.add(Try(ask.effort, tuple(s.gpu_s for s in known), tuple(s.mean_s for s in known)))
+    raise AssertionError("a search ends by itself")
 
 
 def by_policy(scores: Sequence[Score]) -> dict[str, list[Score]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from keystage.bench.frame import Figure
+from keystage.bench.paper_pairs import ALL_CVS, NONE, ByPolicy, Missed, Pairs, paired
 from keystage.bench.paper_policies import OURS, RIVALS
 from keystage.bench.paper_ratios import (
     GOODPUT,
@@ -28,68 +29,71 @@ from keystage.bench.paper_ratios import (
 from keystage.bench.paper_run import PERCENTILES, SLO_RATIOS, Score
 from keystage.bench.paper_world import Table
 
-ALL_CVS = "cv all"
 WIN_FROM_CV = 2.0
 
-ByPolicy = Mapping[str, Sequence[Score]]
 
-
-def groups(scores: Sequence[Score]) -> dict[str, list[Score]]:
-    """Scores by cell of the tables: trace, each CV, and all CVs together."""
-    by_group: dict[str, list[Score]] = {}
-    for score in scores:
-        by_group.setdefault(score.run.cell.group, []).append(score)
-    varied = [s for s in scores if s.run.cell.load == "cv"]
-    if len({s.run.cell.cv for s in varied}) > 1:
-        by_group[ALL_CVS] = varied
-    return by_group
-
-
-def rows(table: Table, by_policy: ByPolicy, unequal: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """One row per cell and rival: ratios beside the published ones, and GPU-seconds.
+def rows(table: Table, by_policy: ByPolicy, missed: Missed = NONE) -> list[dict[str, Any]]:
+    """One row per cell and rival: ratios over equal pairs beside the published ones, and GPU-seconds.
 
     Args:
         table: which.
         by_policy: scores by policy name.
-        unequal: `group model policy` labels that missed the common GPU-seconds.
+        missed: pairs to be left out, which each row names.
     """
     found: list[dict[str, Any]] = []
-    ours = groups(by_policy[OURS])
     for name in [n for n in by_policy if n != OURS]:
-        theirs = groups(by_policy[name])
-        for group, mine in ours.items():
-            ratios = {m.name: ratio(mine, theirs[group], m) for m in MEASURES}
+        for group, pairs in paired(by_policy, name, missed).items():
+            ratios = {m.name: pairs.ratio(m) for m in MEASURES}
             printed = PUBLISHED.get((group, name), Published(None, None))
-            missed = sum(1 for label in unequal if label.startswith(f"{group} ") and label.endswith(name))
             found.append(
                 {
                     "table": table,
                     "cell": group,
                     "rival": name,
-                    "latency": ratios["latency"].text,
+                    "latency": _text(ratios["latency"]),
                     "paper": "" if printed.latency is None else f"{printed.latency:.3g}",
-                    "p99": ratios["p99"].text,
-                    "goodput": ratios["goodput"].text,
+                    "p99": _text(ratios["p99"]),
+                    "goodput": _text(ratios["goodput"]),
                     "paper_goodput": "" if printed.goodput is None else f"{printed.goodput:.3g}",
-                    "gpu_s": f"{_mean_gpu_s(mine):.0f}",
-                    "their_gpu_s": f"{_mean_gpu_s(theirs[group]):.0f}",
-                    "verdict": _verdict(ratios) + (f", {missed} not equal" if missed else ""),
-                    "pooled": _verdict({key: value.pooled for key, value in ratios.items()}),
+                    "gpu_s": _mean_gpu_s(pairs.mine),
+                    "their_gpu_s": _mean_gpu_s(pairs.theirs),
+                    "verdict": _verdict(ratios),
+                    "pooled": _verdict({k: v.pooled if v is not None else None for k, v in ratios.items()}),
+                    "left_out": f"{len(pairs.left_out)}: {', '.join(pairs.left_out)}"
+                    if pairs.left_out
+                    else "",
                 }
             )
     return found
 
 
-def figures(by_policy: ByPolicy, suffix: str, targets: bool) -> dict[str, Figure]:
-    """The figures with fixed names; one sample a seed (geometric mean over models).
+def left_out(by_policy: ByPolicy, missed: Missed) -> list[str]:
+    """A sentence a rival on the pairs that ratios, figures and verdicts leave out."""
+    found = []
+    for name in [n for n in by_policy if n != OURS]:
+        cells = list(dict.fromkeys(s.run.cell for s in by_policy[name]))
+        names = [f"{c.of.name} at {c.group}" for c in cells if (c, name) in missed]
+        if names:
+            found.append(
+                f"left out of table B against {name}, GPU-seconds not equal: {len(names)} of {len(cells)} "
+                f"pairs: {', '.join(names)}; by-model.csv has the ratios with all pairs"
+            )
+    return found
+
+
+def figures(by_policy: ByPolicy, suffix: str, targets: bool, missed: Missed = NONE) -> dict[str, Figure]:
+    """The figures with fixed names; one sample a seed (geometric mean over models of equal pairs).
+
+    A figure none of whose pairs is equal is absent.
 
     Args:
         by_policy: scores by policy name.
         suffix: empty for Table A, `_equal` for Table B.
         targets: whether the published ratios are the target.
+        missed: pairs to be left out.
     """
     found: dict[str, Figure] = {}
-    ours = groups(by_policy[OURS])
+    pairs = {name: paired(by_policy, name, missed) for name in RIVALS if name in by_policy}
     wanted = (
         ("latency", "trace", LATENCY, "mean latency on the trace (Figure 6a)"),
         ("goodput_slo15", "trace", GOODPUT, "tokens within 1.5x on the trace (Figure 6b)"),
@@ -98,10 +102,10 @@ def figures(by_policy: ByPolicy, suffix: str, targets: bool) -> dict[str, Figure
         ("goodput_cvs", ALL_CVS, GOODPUT, "tokens within the lenient objective over all CVs (Figure 7b)"),
     )
     for key, group, measure, meaning in wanted:
-        for name in RIVALS:
-            if group not in ours or name not in by_policy:
+        for name, by_group in pairs.items():
+            value = by_group[group].ratio(measure) if group in by_group else None
+            if value is None:
                 continue
-            value = ratio(ours[group], groups(by_policy[name])[group], measure)
             printed = PUBLISHED.get((group, name), Published(None, None))
             goal = printed.latency if measure is LATENCY else printed.goodput
             side = "below" if measure.is_less_better else "above"
@@ -112,16 +116,21 @@ def figures(by_policy: ByPolicy, suffix: str, targets: bool) -> dict[str, Figure
     return found
 
 
-def losses(table: Table, by_policy: ByPolicy) -> list[str]:
-    """Sentences on cells lost, cells of Table B not won from CV 2 up, and published ratios missed."""
+def losses(table: Table, by_policy: ByPolicy, missed: Missed = NONE) -> list[str]:
+    """Sentences on cells lost, cells of Table B not won from CV 2 up, and published ratios missed.
+
+    Over equal pairs; a cell without any is said to be neither won nor lost.
+    """
     found: list[str] = []
-    ours = groups(by_policy[OURS])
     for name in [n for n in RIVALS if n in by_policy]:
-        theirs = groups(by_policy[name])
-        for group, mine in ours.items():
-            is_bursty = group.startswith("cv ") and group != ALL_CVS and mine[0].run.cell.cv >= WIN_FROM_CV
+        for group, pairs in paired(by_policy, name, missed).items():
+            if not pairs.mine:
+                found.append(f"neither won nor lost: table {table}, {group} vs {name}: no pair is equal")
+                continue
+            cv = pairs.mine[0].run.cell.cv
+            is_bursty = group.startswith("cv ") and group != ALL_CVS and cv >= WIN_FROM_CV
             for measure in MEASURES:
-                value = ratio(mine, theirs[group], measure)
+                value = ratio(pairs.mine, pairs.theirs, measure)
                 where = f"table {table}, {group}, {measure.name} vs {name}: {value.text}"
                 if value.is_lost(measure):
                     found.append(f"LOST: {where}")
@@ -130,17 +139,17 @@ def losses(table: Table, by_policy: ByPolicy) -> list[str]:
                 elif table == "B" and is_bursty and not value.pooled.is_won(measure):
                     found.append(f"won over seeds, not with models as samples: {where} {value.pooled.text}")
             if table == "A":
-                found += _missed(group, name, mine, theirs[group])
+                found += _missed(group, name, pairs)
     return found
 
 
-def _missed(group: str, name: str, mine: Sequence[Score], theirs: Sequence[Score]) -> list[str]:
+def _missed(group: str, name: str, pairs: Pairs) -> list[str]:
     printed = PUBLISHED.get((group, name))
     if printed is None:
         return []
     found = []
     for measure, goal in ((LATENCY, printed.latency), (GOODPUT, printed.goodput)):
-        value = ratio(mine, theirs, measure)
+        value = ratio(pairs.mine, pairs.theirs, measure)
         if goal is not None and (value.mean > goal if measure.is_less_better else value.mean < goal):
             found.append(
                 f"paper's ratio missed: {group}, {measure.name} vs {name}: {value.text}, printed {goal:.3g}"
@@ -148,16 +157,22 @@ def _missed(group: str, name: str, mine: Sequence[Score], theirs: Sequence[Score
     return found
 
 
-def _verdict(ratios: Mapping[str, Ratio]) -> str:
+def _verdict(ratios: Mapping[str, Ratio | None]) -> str:
     words = []
     for measure in MEASURES:
         value = ratios[measure.name]
+        if value is None:
+            return "no equal pair"
         words.append("+" if value.is_won(measure) else "-" if value.is_lost(measure) else "=")
     return "".join(words)
 
 
-def _mean_gpu_s(scores: Sequence[Score]) -> float:
-    return float(np.mean([GPU_S.value(s) for s in scores]))
+def _text(value: Ratio | None) -> str:
+    return "-" if value is None else value.text
+
+
+def _mean_gpu_s(scores: Sequence[Score]) -> str:
+    return f"{np.mean([GPU_S.value(s) for s in scores]):.0f}" if scores else "-"
 
 
 def write_scores(path: Path, scores: Sequence[Score]) -> None:

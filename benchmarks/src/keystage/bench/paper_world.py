@@ -169,6 +169,16 @@ def gpus_of_whole(model: Model) -> int:
     return math.ceil(model.size_bytes / GPU_BYTES)
 
 
+def instances_of_whole(model: Model) -> int:
+    """Instances of the whole model that the cluster holds, each within one server."""
+    return SERVERS * (GPUS // gpus_of_whole(model))
+
+
+def whole_rps(model: Model) -> float:
+    """Requests a second of a cluster full of whole-model instances, with the largest batches."""
+    return instances_of_whole(model) * model.most / model.service_s(model.most)
+
+
 def _whole(model: Model, terms: Terms) -> StageSpec:
     parts = stage_parts(model)
     gpus = gpus_of_whole(model)
@@ -183,7 +193,7 @@ def _whole(model: Model, terms: Terms) -> StageSpec:
         parameter_bytes=model.size_bytes,
         gpus=gpus,
         activation_bytes=model.activation_bytes,
-        max_replicas=SERVERS * GPUS // gpus,
+        max_replicas=instances_of_whole(model),
         replicas=1 if terms.table == "A" else math.ceil(STAGES / gpus),
     )
 

@@ -16,12 +16,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from keystage.baselines import cocktail, inferline, infless
 from keystage.baselines.tunable import Range, Ranges
+from keystage.bench.config import BenchSettings
 from keystage.bench.frame import BenchResult, Figure
+from keystage.bench.paper_arrivals import load_trace
 from keystage.bench.paper_cells import Cell
-from keystage.bench.paper_models import stage_parts
+from keystage.bench.paper_models import CORES, MODELS, stage_parts
 from keystage.bench.paper_run import Run, changes, perform
 from keystage.bench.paper_world import Table
 from keystage.bench.tuning_search import Found, Value, search
@@ -69,20 +72,26 @@ CELLS = (
 def allowed_gpu_s(cell: Cell) -> float:
     """GPU-seconds of a cell at the common utilisation: its items' service seconds over `ALLOWED_RATIO`."""
     item_s = math.fsum(
-        (alpha_s * cell.of.most + beta_s) / cell.of.most + cpu_core_s / 2.0
+        (alpha_s * cell.of.most + beta_s) / cell.of.most + cpu_core_s / CORES
         for alpha_s, beta_s, cpu_core_s in stage_parts(cell.of)
     )
     return cell.rate_rps * cell.duration_s * item_s / ALLOWED_RATIO
 
 
-def score(policy: str, values: Mapping[str, Value], cells: Sequence[Cell], draws: Sequence[Draw]) -> float:
+def score(
+    policy: str,
+    values: Mapping[str, Value],
+    cells: Sequence[Cell],
+    draws: Sequence[Draw],
+    traces: Path | None = None,
+) -> float:
     """What settings of a policy are worth; less is better."""
     given = {name: value for name, value in values.items() if name != "effort"}
     effort = float(values.get("effort", 1.0))
     total = 0.0
     for cell in cells:
         for table, seed in draws:
-            got = perform(Run(cell, policy, table, seed, effort, changes(given)))
+            got = perform(Run(cell, policy, table, seed, effort, changes(given), traces))
             over = math.log(got.gpu_s / allowed_gpu_s(cell))
             total += math.log(got.mean_s) + OVER_PRICE * max(0.0, over)
     return total / (len(cells) * len(draws))
@@ -93,22 +102,36 @@ def tune(
     budget: int = BUDGET,
     cells: Sequence[Cell] = CELLS,
     draws: Sequence[Draw] = DRAWS,
+    traces: Path | None = None,
 ) -> Found:
     """Tunes one policy by name.
+
+    Args:
+        policy: its name.
+        budget: trials.
+        cells: cells of each trial.
+        draws: tables and seeds of each trial.
+        traces: folder of traces, None for the usual place.
 
     Raises:
         KeyError: nothing can be tuned under that name.
     """
     ranges = {**POLICIES[policy], "effort": EFFORT}
-    return search(lambda values: score(policy, values, cells, draws), ranges, budget, seed=FIRST_SEED)
+    return search(lambda values: score(policy, values, cells, draws, traces), ranges, budget, seed=FIRST_SEED)
 
 
 def run(*, quick: bool = False) -> BenchResult:
-    """Tunes every policy and says what was chosen."""
+    """Tunes every policy and says what was chosen.
+
+    Raises:
+        PaperTraceError: a traces folder was named that cannot be used.
+    """
+    traces = BenchSettings().traces
+    load_trace(len(MODELS), traces)  # found unusable now rather than in the middle
     rows, figures, notes = [], {}, []
     for policy in POLICIES:
         print(f"tuning {policy}", file=sys.stderr)
-        found = tune(policy, 4, CELLS[:1], DRAWS[:1]) if quick else tune(policy)
+        found = tune(policy, 4, CELLS[:1], DRAWS[:1], traces) if quick else tune(policy, traces=traces)
         before, best = found.trials[0].score, found.best
         rows.append(
             {

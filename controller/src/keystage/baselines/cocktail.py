@@ -38,7 +38,7 @@ import msgspec
 from keystage.baselines.bounds import actions, bounded
 from keystage.baselines.envelope import ArrivalLog
 from keystage.baselines.forecast import forecast
-from keystage.baselines.seen import Seen, Watch, batch_within, deadline_s, rate_rps
+from keystage.baselines.seen import Seen, Watch, batch_within, rate_rps, shares_s
 from keystage.baselines.tunable import Range, Ranges
 from keystage.controller.domain.decision import SetReplicas
 from keystage.controller.domain.snapshot import PipelineView, Snapshot
@@ -103,10 +103,7 @@ class Cocktail:
     def steer(self, snapshot: Snapshot) -> list[SetReplicas]:
         """See `Steering.steer`."""
         wishes: list[tuple[Seen, int]] = []
-        for view in snapshot.pipelines:
-            seen = self._watch.see(view)
-            if seen is None:
-                continue
+        for view, seen in self._watch.pipelines(snapshot):
             if view.pipeline not in self._pools:
                 self._pools[view.pipeline] = _Pools(self._settings, seen, snapshot.at_s)
             wishes += zip(seen, self._pools[view.pipeline].plan(snapshot.at_s, view, seen), strict=True)
@@ -150,19 +147,17 @@ class _Pools:
             end_s = self._sampled_s + settings.sample_s
             self._rates_rps.append(self._log.count(self._sampled_s, end_s) / settings.sample_s)
             self._sampled_s = end_s
-        slo_s = deadline_s(view, seen, settings.slo_service_ratio)
-        total_s = math.fsum(s.item_s for s in seen)
-        shares_s = [slo_s * s.item_s / total_s for s in seen]
+        parts_s = shares_s(view, seen, settings.slo_service_ratio)
         mu_rps = [
-            rate_rps(s.batch, batch_within(s.batch, share_s / 2))
-            for s, share_s in zip(seen, shares_s, strict=True)
+            rate_rps(s.batch, batch_within(s.batch, part_s / 2))
+            for s, part_s in zip(seen, parts_s, strict=True)
         ]
         if self._rates_rps and at_s - self._planned_s >= settings.interval_s:
             self._planned_s = at_s
             self._resize(seen, mu_rps)
         if at_s - self._reacted_s >= settings.react_s:
             self._reacted_s = at_s
-            self._react(seen, mu_rps, shares_s)
+            self._react(seen, mu_rps, parts_s)
         return self._targets
 
     def _resize(self, seen: tuple[Seen, ...], mu_rps: list[float]) -> None:
@@ -177,14 +172,14 @@ class _Pools:
             self._plans[k].append(bounded(stage.scale, rate / mu))
             self._targets[k] = max(self._plans[k])
 
-    def _react(self, seen: tuple[Seen, ...], mu_rps: list[float], shares_s: list[float]) -> None:
+    def _react(self, seen: tuple[Seen, ...], mu_rps: list[float], parts_s: list[float]) -> None:
         for k, stage in enumerate(seen):
             before = self._last.get(stage.function, (stage.services, stage.sojourn_s))
             self._last[stage.function] = (stage.services, stage.sojourn_s)
             served, sojourn_s = stage.services - before[0], stage.sojourn_s - before[1]
             capacity_rps = stage.scale.ready * mu_rps[k]
             # Replicas that are starting already answer the violation.
-            if stage.scale.starting or not is_late(stage, served, sojourn_s, capacity_rps, shares_s[k]):
+            if stage.scale.starting or not is_late(stage, served, sojourn_s, capacity_rps, parts_s[k]):
                 continue
             added = math.ceil(self._settings.added_ratio * self._targets[k])
             self._targets[k] = bounded(stage.scale, self._targets[k] + added)

@@ -151,10 +151,7 @@ class InferLine:
     def steer(self, snapshot: Snapshot) -> list[SetReplicas]:
         """See `Steering.steer`."""
         wishes: list[tuple[Seen, int]] = []
-        for view in snapshot.pipelines:
-            seen = self._watch.see(view)
-            if seen is None:
-                continue
+        for view, seen in self._watch.pipelines(snapshot):
             if view.pipeline not in self._tuners:
                 sample = self._samples.get(view.pipeline, ())
                 self._tuners[view.pipeline] = _Tuner(self._settings, sample)
@@ -171,6 +168,7 @@ class _Tuner:
         self._log = ArrivalLog(max(settings.longest_s, settings.plan_span_s, settings.recent_s) + 1.0)
         self._begun_s: float | None = None
         self._planned_s: float | None = None
+        self._tried_s: float | None = None
         self._plan: Plan | None = None
         self._targets: list[int] = []
         self._changed_s = float("-inf")
@@ -222,15 +220,20 @@ class _Tuner:
     def _is_plan_due(self, at_s: float) -> bool:
         if self._plan is None and self._sample:
             return True
-        since_s = self._planned_s if self._planned_s is not None else self._begun_s
-        wait_s = self._settings.first_plan_s if self._planned_s is None else self._settings.replan_s
-        return since_s is not None and at_s - since_s >= wait_s
+        if self._begun_s is None:
+            return False
+        if (
+            self._planned_s is None or (self._tried_s or 0.0) > self._planned_s
+        ):  # none yet, or the last try failed
+            since_s = self._begun_s if self._tried_s is None else self._tried_s
+            return at_s - since_s >= self._settings.first_plan_s
+        return at_s - self._planned_s >= self._settings.replan_s
 
     def _make_plan(
         self, at_s: float, view: PipelineView, seen: tuple[Seen, ...], windows: tuple[float, ...]
     ) -> None:
         settings = self._settings
-        self._planned_s = at_s
+        self._tried_s = at_s
         sample = list(self._sample) if self._plan is None else []
         if sample:
             span_s, log = sample[-1] - sample[0], _log_of(sample, settings.least_s)
@@ -244,6 +247,7 @@ class _Tuner:
         planned = plan(sample, [s.batch for s in seen], [min(m, len(sample)) for m in most], slo_s)
         if planned is None:
             return
+        self._planned_s = at_s
         replicas = planned.replicas
         self._plan = Plan(len(sample) / span_s, log.envelope(windows), replicas)
         self._move(at_s, [bounded(s.scale, settings.effort * k) for s, k in zip(seen, replicas, strict=True)])

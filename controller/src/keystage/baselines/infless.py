@@ -27,7 +27,7 @@ from keystage.baselines.bounds import actions, bounded
 from keystage.baselines.dispatch import instances, rate_bounds
 from keystage.baselines.envelope import ArrivalLog
 from keystage.baselines.keepalive import KeepAliveSettings, LongShortHistogram
-from keystage.baselines.seen import Seen, Watch, deadline_s
+from keystage.baselines.seen import Seen, Watch, shares_s
 from keystage.baselines.tunable import Range, Ranges
 from keystage.controller.domain.decision import SetReplicas
 from keystage.controller.domain.snapshot import Snapshot
@@ -82,14 +82,9 @@ class Infless:
     def steer(self, snapshot: Snapshot) -> list[SetReplicas]:
         """See `Steering.steer`."""
         wishes: list[tuple[Seen, int]] = []
-        for view in snapshot.pipelines:
-            seen = self._watch.see(view)
-            if seen is None:
-                continue
-            slo_s = deadline_s(view, seen, self._settings.slo_service_ratio)
-            total_s = sum(s.item_s for s in seen)
-            for stage in seen:
-                share_s = slo_s * stage.item_s / total_s
+        for view, seen in self._watch.pipelines(snapshot):
+            parts_s = shares_s(view, seen, self._settings.slo_service_ratio)
+            for stage, share_s in zip(seen, parts_s, strict=True):
                 wishes.append((stage, self._wanted(stage, share_s, snapshot.at_s)))
         return actions(snapshot, wishes)
 

@@ -11,8 +11,9 @@ percentiles from a long (1 day) and a short (1 hour) history and weighs them:
 Gaps filled here: the papers speak of a function that is loaded or not; a function with n instances is read
 as n levels, level i being busy while at least i instances are needed, so idle times are those of levels.
 Percentiles are of the samples themselves (bins of a minute would swallow every time that occurs here), with
-the 10 % margins of the hybrid histogram. A head shorter than the start of an instance counts as 0: unloading
-would not pay. Until `least` idle times are known, `keep_s` holds for all.
+the 10 % margins of the hybrid histogram. An instance is loaded again so that it is ready at the head, less
+its margin; where a start takes longer than that, the pre-warm window is 0: unloading would not pay. Until
+`least` idle times are known, `keep_s` holds for all.
 """
 
 from __future__ import annotations
@@ -104,9 +105,8 @@ class LongShortHistogram:
                 gamma * long_tail + (1 - gamma) * short_tail,
             )
         head_s, tail_s = self._windows
-        head_s = head_s * (1 - MARGIN_RATIO) - start_s
         tail_s = min(settings.most_s, tail_s * (1 + MARGIN_RATIO))
-        return (head_s if head_s > start_s else 0.0), tail_s
+        return max(0.0, head_s * (1 - MARGIN_RATIO) - start_s), tail_s
 
     def _record(self, at_s: float, gap_s: float) -> None:
         self._gaps.append((at_s, gap_s))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeGuard
 
 from keystage.controller.domain.snapshot import (
@@ -17,6 +17,7 @@ from keystage.controller.domain.snapshot import (
     FunctionView,
     Measured,
     PipelineView,
+    Snapshot,
     StageView,
     StartTimes,
 )
@@ -78,6 +79,13 @@ class Watch:
         known = tuple(s for s in seen if s is not None)
         return known if len(known) == len(seen) else None
 
+    def pipelines(self, snapshot: Snapshot) -> Iterator[tuple[PipelineView, tuple[Seen, ...]]]:
+        """Every pipeline that can be read, with its stages; the others shall be left alone."""
+        for view in snapshot.pipelines:
+            seen = self.see(view)
+            if seen is not None:
+                yield view, seen
+
     def _see(self, stage: StageView) -> Seen | None:
         function = stage.scale.function
         memory = self._stages.setdefault(function, _Memory())
@@ -138,6 +146,13 @@ def deadline_s(view: PipelineView, seen: tuple[Seen, ...], service_ratio: float)
         if _is_number(stated) and stated > 0:
             return stated
     return service_ratio * math.fsum(s.item_s for s in seen)
+
+
+def shares_s(view: PipelineView, seen: tuple[Seen, ...], service_ratio: float) -> list[float]:
+    """Each stage's part of the pipeline's objective in seconds, in proportion to its service time."""
+    slo_s = deadline_s(view, seen, service_ratio)
+    total_s = math.fsum(s.item_s for s in seen)
+    return [slo_s * s.item_s / total_s for s in seen]
 
 
 def _batch(stage: StageView, measured_s: float | None) -> BatchProfile | None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from keystage.baselines.bounds import actions, bounded
-from keystage.baselines.seen import Seen, Watch, batch_within, deadline_s, rate_rps
+from keystage.baselines.seen import Seen, Watch, batch_within, rate_rps, shares_s
 from keystage.baselines.tunable import Ranges
 from keystage.controller.domain.decision import SetReplicas
 from keystage.controller.domain.snapshot import PipelineView, Snapshot
@@ -108,10 +108,9 @@ class Static:
     def steer(self, snapshot: Snapshot) -> list[SetReplicas]:
         """See `Steering.steer`."""
         wishes: list[tuple[Seen, int]] = []
-        for view in snapshot.pipelines:
+        for view, seen in self._watch.pipelines(snapshot):
             rate = self._settings.rates_rps.get(view.pipeline)
-            seen = self._watch.see(view)
-            if seen is None or rate is None or not math.isfinite(rate) or rate < 0:
+            if rate is None or not math.isfinite(rate) or rate < 0:
                 continue
             if view.pipeline not in self._allocations:
                 self._allocations[view.pipeline] = self._allocated(view, seen, rate)
@@ -121,10 +120,10 @@ class Static:
 
     def _allocated(self, view: PipelineView, seen: tuple[Seen, ...], rate: float) -> list[int]:
         settings = self._settings
-        slo_s = deadline_s(view, seen, settings.slo_service_ratio)
-        total_s = math.fsum(s.item_s for s in seen)
+        parts_s = shares_s(view, seen, settings.slo_service_ratio)
         services_s = [
-            1 / rate_rps(s.batch, batch_within(s.batch, slo_s * s.item_s / total_s / 2)) for s in seen
+            1 / rate_rps(s.batch, batch_within(s.batch, part_s / 2))
+            for s, part_s in zip(seen, parts_s, strict=True)
         ]
         stable = sum(math.floor(rate * s) + 1 for s in services_s)
         asked = settings.replicas

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keystage.cli.errors import fail
+from keystage.cli.errors import fail, make_folder
 
 _NAMES = {
     "hop": "hand-off of an activation between two workers, beside a raw UNIX socket",
@@ -44,8 +44,13 @@ def bench(
             options[option] = value
         elif option == "full" and full:
             fail(f"bench {name} has no --full: it always runs whole unless --quick is given", 2)
+    make_folder(out)
     try:
-        result = run(**options)
+        code = report(name, run(**options), as_json=as_json, out=out)
     except BenchError as error:
         fail(error, 2)
-    raise typer.Exit(report(name, result, as_json=as_json, out=out))
+    except OSError as error:
+        if error.filename is None:
+            raise  # not about a file: a bug
+        fail(f"{error.filename}: {error.strerror}", 1)
+    raise typer.Exit(code)

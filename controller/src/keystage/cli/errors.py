@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -15,3 +16,15 @@ def fail(error: object, code: int) -> NoReturn:
     """
     typer.echo(f"keystage: {error}", err=True)
     raise typer.Exit(code)
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder results go to, before anything long is begun.
+
+    Raises:
+        typer.Exit: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"{path} cannot be made a folder: {error.strerror}", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from keystage.cli.errors import fail
+from keystage.cli.errors import fail, make_folder
 
 if TYPE_CHECKING:
     from keystage.controller.domain.decision import Action
@@ -58,6 +59,11 @@ def simulate(
         fail(f"--decisions records Keystage's decisions, not those of {policy!r}", 2)
     if table not in ("A", "B"):
         fail(f"--table must be A or B, got {table!r}", 2)
+    if seed < 0:
+        fail(f"--seed must be 0 or more, got {seed}", 2)
+    if not 0 < effort < math.inf:
+        fail(f"--effort must be positive and finite, got {effort}", 2)
+    make_folder(out)
     console = Console()
     try:
         described = _world(world, policy, seed, table)
@@ -71,7 +77,7 @@ def simulate(
     except (WorldError, PaperTraceError) as error:
         fail(error, 2)
     except OSError as error:
-        fail(error, 1)
+        fail(f"{error.filename or out} cannot be written: {error.strerror}", 1)
     console.print(tables.render(made))
     console.print(f"written: {', '.join(str(path) for path in paths)}", highlight=False)
 
@@ -97,20 +103,19 @@ def _steering(policy: str, effort: float, world: World, decisions: Path | None) 
     from keystage.bench.paper_policies import Traffic
     from keystage.bench.paper_policies import policy as policy_of
     from keystage.bench.presets import traffic
-    from keystage.bench.tuning_chosen import CHOSEN
+    from keystage.bench.tuning_chosen import chosen
 
     if policy == "none":
         return None
     if decisions is not None:
-        from keystage.bench.paper_policies import changed
         from keystage.controller.policy.settings import PolicySettings
 
-        settings = changed(PolicySettings(effort=effort), CHOSEN.get(policy, {}))
-        return _Logged(settings, decisions)
+        return _Logged(PolicySettings(effort=effort), decisions)
     known = traffic(world)
     if policy == "static" and len(known) != 1:
         fail(f"--policy static needs a world of one pipeline with arrivals, this has {len(known)}", 2)
-    return policy_of(policy, CHOSEN.get(policy)).make(effort, known[0] if known else Traffic("", 0.0, 1.0))
+    tuned, values = chosen(policy)
+    return policy_of(policy, values).make(tuned * effort, known[0] if known else Traffic("", 0.0, 1.0))
 
 
 class _Logged:
@@ -118,24 +123,25 @@ class _Logged:
 
     def __init__(self, settings: PolicySettings, path: Path) -> None:
         from keystage.controller.decisions import DecisionLog
-        from keystage.controller.domain.state import PolicyState
+        from keystage.controller.policy.steering import Keystage
 
         path.unlink(missing_ok=True)
         self._settings = settings
-        self._state = PolicyState()
+        self._steering = Keystage(settings)
         self._log = DecisionLog(path, MOST_LOG_BYTES)
 
     def steer(self, snapshot: Snapshot) -> Sequence[Action]:
         """See `Steering.steer`."""
         from keystage.controller.decisions import Record
-        from keystage.controller.policy.decide import decide
+        from keystage.controller.domain.state import PolicyState
 
-        decision = decide(self._settings, snapshot, self._state)
+        before = self._steering.last.state if self._steering.last is not None else PolicyState()
+        actions = self._steering.steer(snapshot)
+        assert self._steering.last is not None
         self._log.append(
-            Record(settings=self._settings, before=self._state, snapshot=snapshot, decision=decision)
+            Record(settings=self._settings, before=before, snapshot=snapshot, decision=self._steering.last)
         )
-        self._state = decision.state
-        return decision.actions
+        return actions
 
 
 @contextlib.contextmanager

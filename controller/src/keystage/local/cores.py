@@ -18,19 +18,13 @@ import msgspec
 import psutil
 
 from keystage.local.program import threads_of
+from keystage.wire.threads import THREADS_PATH, Threads
 
 log = logging.getLogger(__name__)
 
-THREADS_PATH = "/_/threads"
 TELL_TIMEOUT_S = 2.0
 TRIES = 5
 RETRY_S = 0.5
-
-
-class Threads(msgspec.Struct, frozen=True):
-    """Body of `PUT /_/threads` of a worker."""
-
-    threads: int
 
 
 class Pins:
@@ -58,11 +52,19 @@ class Pins:
 
 
 def pin(pid: int, cores: frozenset[int]) -> None:
-    """Lets every thread of a process run on these cores only; threads made later inherit it."""
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+    """Lets every thread of a process run on these cores only; threads made later inherit it.
+
+    A machine may forbid it, or have taken cores from us since: then the process runs where it may, which
+    costs speed and nothing else.
+    """
+    try:
         for thread in psutil.Process(pid).threads():
             with contextlib.suppress(ProcessLookupError):  # ended meanwhile
                 os.sched_setaffinity(thread.id, cores)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return
+    except (psutil.Error, OSError) as error:
+        log.warning("process %d was not given cores %s: %s", pid, sorted(cores), error)
 
 
 async def tell(session: aiohttp.ClientSession, address: str, threads: int) -> None:

@@ -115,10 +115,17 @@ class Kill:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetCores:
-    """Let a running process have so many CPU cores, and tell it its number of threads."""
+    """Let a running process have so many CPU cores.
+
+    Attributes:
+        replica: replica name.
+        cores: how many.
+        tell: whether it answers by now and is told its number of threads.
+    """
 
     replica: str
     cores: float
+    tell: bool
 
 
 Instruction: TypeAlias = Start | Terminate | Kill | SetCores

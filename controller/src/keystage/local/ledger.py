@@ -203,7 +203,7 @@ class Ledger:
         if record is None or record.cores is None or replica.record.generation != record.generation:
             return
         if replica.state in ("starting", "ready"):
-            yield SetCores(name, record.cores)
+            yield SetCores(name, record.cores, tell=replica.state == "ready")
 
     def _answered(self, name: str, at_s: float) -> Iterator[Instruction]:
         replica = self._replicas.get(name)
@@ -212,7 +212,7 @@ class Ledger:
         replica.misses = 0
         if replica.state == "starting":
             replica.set(state="ready", ready_at_s=at_s)
-            yield from self._give_cores(name)  # set while it started, and heard by nobody
+            yield from self._give_cores(name)  # it answers only now
             record = self.functions.get(replica.record.function)
             if record is not None and record.wake:
                 self.functions[replica.record.function] = msgspec.structs.replace(record, wake=False)

@@ -197,17 +197,18 @@ class Supervisor:
             case Kill(replica):
                 if replica in self._processes:
                     self._processes[replica].signal_group(signal.SIGKILL)
-            case SetCores(replica, count):
-                self._set_cores(replica, count)
+            case SetCores(replica, count, tell):
+                self._set_cores(replica, count, tell)
             case _:
                 assert_never(instruction)
 
-    def _set_cores(self, replica: str, count: float) -> None:
+    def _set_cores(self, replica: str, count: float, tell: bool) -> None:
         process = self._processes.get(replica)
         if process is None or self._session is None:
             return
         cores.pin(process.pid, self._pins.assign(replica, count))
-        self._go(cores.tell(self._session, process.address, threads_of(count)))
+        if tell:
+            self._go(cores.tell(self._session, process.address, threads_of(count)))
 
     def _start(self, replica: str, command: Program) -> None:
         log = logs.ReplicaLog(self._home.logs / f"{replica}.log")

@@ -52,12 +52,17 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
         disk_bps: from the local disk.
         remote_bps: from another node or the bundle's home.
         holders: whether parameters stay in host memory: `none`, `key-stages` (a node keeps those of a key
-            stage once a replica of it ran there, and until they are evicted), `ran` (those of every stage
-            that ran there), `all` (every parameter lies in every host memory from the start).
+            stage once a replica of it was ready there, until they are evicted), `ran` (those of every stage
+            a replica of which was ready there), `all` (every parameter lies in every host memory from the
+            start). What a start read from memory counts as used, so it is evicted later.
         key_stages: how many of a published ranking are key stages; so is, as in QUART section 6.1, every
-            stage that was given more than its minimum of replicas.
+            stage that was given more than its minimum of replicas. A key stage stays one.
         prewarm: every node fetches the parameters of a new key stage in the background, one after the
-            other, at the disk's rate.
+            other, at the disk's rate (without a disk: remotely). A fetch shares the disk with starts of its
+            node and gives way to them: it begins when the starts under way have read the disk, stands still
+            while later ones do, and is not made of a stage that a start there is loading. A node that
+            failed loses what it was fetching, and fetches all key stages when it comes back. Only where
+            holders are `key-stages` or `ran`.
         spread_s: standard deviation of the start time's log (0: every start takes the same time).
     """
 

@@ -56,12 +56,12 @@ class Node:
         memory: bytes of parameters in host memory by function, least recently used first.
         memory_free_bytes: host memory left for parameters.
         is_away: whether it failed and has not come back.
-        fetched_s: when the last fetch of parameters into its host memory ends.
+        back_s: when it comes back, while it is away.
         version: grows with every change, for views.
     """
 
     __slots__ = (
-        "cores_free", "fetched_s", "gpus", "index", "is_away", "memory", "memory_free_bytes", "name", "spec",
+        "back_s", "cores_free", "gpus", "index", "is_away", "memory", "memory_free_bytes", "name", "spec",
         "version",
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ class Node:
         self.memory: OrderedDict[str, int] = OrderedDict()
         self.memory_free_bytes = spec.memory_bytes
         self.is_away = False
-        self.fetched_s = 0.0
+        self.back_s = 0.0
         self.version = 0
 
     def keep(self, function: str, size_bytes: int) -> None:

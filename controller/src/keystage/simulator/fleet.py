@@ -22,12 +22,16 @@ from keystage.simulator.cluster import Cluster, Node
 from keystage.simulator.engine import DONE, OUTSIDE, Engine
 from keystage.simulator.errors import WorldError
 from keystage.simulator.parameters import Parameters
+from keystage.simulator.prefetch import Prefetch
 from keystage.simulator.replica import Replica
 from keystage.simulator.stage import Stage
 from keystage.simulator.tally import Tally
 
 LEAST_CORES = 0.01
 """A replica gets no less; it is the least that container quotas grant (10 ms in a second)."""
+
+_ROUNDING = 1e-9
+"""Cores that may be lost in sums and quotients."""
 
 _DRAWN = 256
 """Factors on start times drawn at a time."""
@@ -39,8 +43,9 @@ class Unit:
     Attributes:
         stage: the stage.
         tally: its numbers over time.
-        is_key: whether nodes keep its parameters: it is a published key stage, or has been scaled up
-            (QUART section 6.1: what the corrector adds replicas to goes on the list).
+        is_key: whether it is a key stage: it once was among the first of a published ranking, or was given
+            more replicas than its minimum (QUART section 6.1). Nodes keep the parameters of key stages where
+            the world says so; where it says `ran`, of every stage.
         last_number: number of the replica made last.
         version: grows with every change of its replicas, for views.
     """
@@ -83,6 +88,7 @@ class Fleet:
         self._cluster = cluster
         self._load = load
         self.parameters = Parameters(load, cluster.has_nodes)
+        self._prefetch = Prefetch(engine, self.parameters, len(cluster.nodes))
         self._units = {unit.stage.function: unit for unit in units}
         self._short: dict[str, None] = {}  # functions that lack room for a replica, first wanted first
         for unit in units:
@@ -159,7 +165,9 @@ class Fleet:
             return
         for index, count in counts.items():
             node = self._cluster.nodes[index]
-            node.cores_free = max(0.0, node.cores_free - count * (cores - stage.cores))
+            left = node.cores_free - count * (cores - stage.cores)
+            assert left >= -_ROUNDING, f"{node.name}: {stage.function} takes {-left} cores too many"
+            node.cores_free = max(0.0, left)
             node.version += 1
         unit.tally.change(at_s, cores=cores)
         stage.set_cores(cores)
@@ -182,20 +190,9 @@ class Fleet:
                 self.parameters.keep(unit.stage, replica.node)
         if not self.parameters.is_prewarming:
             return
-        engine = self._engine
         for node in self._cluster.nodes:
-            if unit.stage.function in node.memory or node.is_away:
-                continue
-            fetch_s = self.parameters.start_s(unit.stage.spec, "disk" if node.spec.disk else "remote")
-            node.fetched_s = max(at_s, node.fetched_s) + fetch_s
-            heappush(
-                engine.heap, (node.fetched_s, OUTSIDE, next(engine.order), self._fetched, (unit.stage, node))
-            )
-
-    def _fetched(self, _at_s: float, what: tuple[Stage, Node]) -> None:
-        stage, node = what
-        if not node.is_away:
-            self.parameters.keep(stage, node)
+            if unit.stage.function not in node.memory and not node.is_away:
+                self._prefetch.want(at_s, unit.stage, node)
 
     # ------------------------------------------------------------------ failures
 
@@ -210,7 +207,9 @@ class Fleet:
         """A node goes away with its replicas and what its host memory held, and comes back later."""
         node = self._cluster.by_name[name]
         node.is_away = True
+        node.back_s = max(node.back_s, at_s + for_s)
         node.lose_memory()
+        self._prefetch.forget(node)
         self._note(at_s, "away", name, for_s)
         for unit in self._units.values():
             for replica in [r for r in unit.stage.replicas.values() if r.node is node]:
@@ -220,9 +219,16 @@ class Fleet:
         self._fill(at_s)
 
     def _come_back(self, at_s: float, node: Node) -> None:
+        """A node is there again, unless it failed anew meanwhile; it fetches what key stages need."""
+        if not node.is_away or at_s < node.back_s:
+            return
         node.is_away = False
         node.version += 1
         self._note(at_s, "back", node.name)
+        if self.parameters.is_prewarming:
+            for unit in self._units.values():
+                if unit.is_key:
+                    self._prefetch.want(at_s, unit.stage, node)
         self._fill(at_s)
 
     def _die(self, at_s: float, replica: Replica) -> None:
@@ -253,6 +259,7 @@ class Fleet:
         replica.ready_s = at_s + nominal_s
         if replica.source == "memory":
             self.parameters.keep(unit.stage, replica.node)
+        self._prefetch.started(at_s, took_s, replica.source, replica.node)
         unit.tally.starts[replica.source] += 1
         self._note(at_s, "start", replica.name, f"{replica.node.name} {replica.gpus} {replica.source}")
         if took_s == 0:

@@ -51,10 +51,18 @@ class Parameters:
         has: dict[Source, bool] = {
             "gpu": is_on_gpu,
             "memory": load.memory_bps > 0 and (load.holders == "all" or stage.function in node.memory),
-            "disk": load.disk_bps > 0 and node.spec.disk,
+            "disk": self.fetch_source(node) == "disk",
             "remote": True,
         }
         return next(source for source in SOURCES if has[source])
+
+    def fetch_source(self, node: Node) -> Source:
+        """Where a node gets parameters from that lie in none of its memories."""
+        return "disk" if self._load.disk_bps > 0 and node.spec.disk else "remote"
+
+    def fetch_s(self, spec: StageSpec, node: Node) -> float:
+        """Seconds in which a node fetches the parameters of a stage into its host memory."""
+        return self.start_s(spec, self.fetch_source(node)) - self._load.fixed_s
 
     def start_s(self, spec: StageSpec, source: Source) -> float:
         """Seconds from wanted to ready, without spread; what has no rate takes no time."""

@@ -32,6 +32,7 @@ from keystage.simulator.api import FailureSpec, Outcome, PipelineSpec, World
 from keystage.simulator.check import check_world, predecessors
 from keystage.simulator.cluster import Cluster
 from keystage.simulator.engine import OUTSIDE, Engine
+from keystage.simulator.errors import WorldError
 from keystage.simulator.eventlog import EventLog
 from keystage.simulator.fleet import Fleet, Unit
 from keystage.simulator.flow import SinglePass
@@ -57,6 +58,8 @@ class SimulatedPlatform:
 
     def __init__(self, world: World, seed: int, *, log: Path | None = None, epoch_s: float = 0.0) -> None:
         check_world(world)
+        if seed < 0:
+            raise WorldError(f"seed must be 0 or more, not {seed}")
         self.world = world
         self._epoch_s = epoch_s
         self._log = EventLog(log) if log is not None else None

@@ -34,9 +34,9 @@ class StageEye:
     Args:
         world: the world.
         fleet: start times.
+        cluster: whether replicas have places worth telling, and the sizes of GPUs.
         unit: the stage with its numbers.
         epoch_s: Unix seconds of the world's 0.
-        has_nodes: whether replicas have places worth telling.
         slots: sessions a replica holds, None in single-pass pipelines.
     """
 
@@ -63,7 +63,6 @@ class StageEye:
         self._starting: tuple[Starting, ...] = ()
         self._placed: tuple[Placed, ...] = ()
         self._ready = 0
-        self.wake = False
 
     def look(self, at_s: float, wake: bool, override: object = None) -> StageView:
         """The stage as it is now."""
@@ -74,7 +73,7 @@ class StageEye:
         cpu = None
         if spec.cpu_core_s:
             cost_s = spec.cpu_core_s
-            cpu = CpuView(stage.cores, spec.most_cores, cost_s, cost_s, cost_s)
+            cpu = CpuView(stage.cores, spec.most_cores, cost_s, cost_s, cost_s, base=spec.cores)
         return StageView(
             stage=stage.index,
             scale=FunctionView(

@@ -13,12 +13,13 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import uvicorn
 
 from keystage.wire.metrics import Sample, expose
+from keystage.wire.threads import MAX_THREADS, THREADS_PATH, Threads
 from keystage.worker.executor import StageError
 from keystage.worker.settings import Status
 from keystage.worker.states import is_alive, is_ready
@@ -27,16 +28,7 @@ BEAT_LIMIT_S = 30.0
 """An engine loop silent for this long hangs; one CPU wave or batch takes far less."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
 CALL_TIMEOUT_S = 120.0
-
-
-MAX_THREADS = 1024
 MAX_THREADS_BODY_BYTES = 1024
-
-
-class Threads(msgspec.Struct, frozen=True):
-    """Body of `PUT /_/threads`."""
-
-    threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)]
 
 
 class WorkerHttp:
@@ -63,7 +55,7 @@ class WorkerHttp:
         elif path == "/_/ready":
             state = self._status.state
             status, body = (200 if is_ready(state) else 503), state.value.encode()
-        elif path == "/_/threads":
+        elif path == THREADS_PATH:
             status, body = await self._threads(method, receive)
         elif path == "/metrics":
             status, body = 200, expose(self._samples())

@@ -208,6 +208,7 @@ class CpuView(msgspec.Struct, frozen=True, omit_defaults=True):
         per_core_s: seconds x cores of an item's service that shrink as 1/cores (QUART section 5.3).
         low_s: lower end of its 95 % interval.
         high_s: upper end; where the interval holds 0 more cores are not known to help.
+        base: cores each was deployed with: fewer are never asked for; None where nobody tells.
     """
 
     cores: float
@@ -215,6 +216,7 @@ class CpuView(msgspec.Struct, frozen=True, omit_defaults=True):
     per_core_s: Measured = None
     low_s: Measured = None
     high_s: Measured = None
+    base: Measured = None
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,7 +1,8 @@
 """Stages that serve batches: batch size, capacity, formation wait, and what departs.
 
-Before it: a profile of a stage and its share of the objective. After it: the corrector takes the
-effective service of an item and the formation wait. Pure arithmetic; it must not know stages.
+Before it: a profile of a stage and its share of the objective. After it: `policy.service` takes b*, l(b) and
+mu; formation and full-batch sojourns are for stages that wait for batches, which the policy's do not.
+Pure arithmetic; it must not know stages.
 
 Symbols: l(b) = alpha b + beta seconds for a batch of b items, alpha seconds per item, beta seconds per
 batch, lambda arrivals of items (1/s), c servers, ca2 and cs2 squared CVs of item gaps and batch services.

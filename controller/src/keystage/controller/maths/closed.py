@@ -3,7 +3,8 @@
 Before it: service times of a decode ring, replicas per stage, sessions inside. After it: throughput,
 cycle time, and which stage limits. Pure arithmetic; it must not know policies. In a ring a slow stage
 slows its own arrivals, so its utilisation stays below 1 while sessions starve at the door: capacity is
-read from here, waiting at the door from `entry_wait_s`.
+read from here, waiting at the door from `entry_wait_s`. The corrector counts slots with
+`policy.demand`, which finds the same wait; this module is its oracle in tests, and for reports.
 
 Symbols: N customers (waves, or sessions that step alone), stage k with c_k servers of mean service s_k,
 think time Z outside (seconds), D = sum s_k, X throughput (rounds/s), R = N/X - Z cycle time.

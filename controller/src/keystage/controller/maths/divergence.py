@@ -1,7 +1,7 @@
 """KL divergence of a load over nodes against their share of the capacity, and how to keep it small.
 
 Before it: counts of key-stage replicas by node. After it: `policy.placement` adds replicas one at a time
-at the least marginal cost; the decision reports the divergence.
+at the least marginal cost; the decision reports the divergence and the least there is.
 
     D(P || Q)  = sum_j p_j log(p_j / q_j),           p_j = n_j / N, q_j = capacity share (both sum to 1)
     phi_j(n)   = n log(n / q_j)                      nats; sum_j phi_j(n_j) = N D + N log N
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +50,43 @@ def kl(load: Sequence[float], capacity: Sequence[float]) -> float:
     return max(0.0, math.fsum(terms))
 
 
-def even_kl(units: int, nodes: int) -> float:
-    """The least divergence there is of so many equal units on so many equal nodes, in nats."""
-    if units <= 0 or nodes <= 0:
+def least_kl(replicas: Mapping[int, int], nodes: Mapping[int, int]) -> float:
+    """The least divergence there is of so many replicas on so many nodes, in nats.
+
+    The largest replicas are placed first, each where it costs least; nodes of the same capacity and load
+    are taken together. Exact for replicas of one size (Fox 1966), else a bound from above: where one is
+    large, the least may be a little lower still.
+
+    Args:
+        replicas: number of replicas by units of one (a replica lies on one node), units > 0.
+        nodes: number of nodes by capacity in units. A node takes what its capacity holds; only where no node
+            has that much room left (units are shared) may a node carry more.
+    """
+    groups = {(capacity, 0): count for capacity, count in nodes.items() if capacity > 0 and count > 0}
+    total = sum(capacity * count for (capacity, _), count in groups.items())
+    units = sum(size * max(0, count) for size, count in replicas.items())
+    if not groups or units <= 0:
         return 0.0
-    each, more = divmod(units, nodes)
-    terms = [more * phi(each + 1, 1 / nodes), (nodes - more) * phi(each, 1 / nodes)]
+    for size in sorted(replicas, reverse=True):
+        _add_level(groups, size, replicas[size], total)
+    terms = [count * phi(load, capacity / total) for (capacity, load), count in groups.items()]
     return max(0.0, math.fsum(terms) / units - math.log(units))
+
+
+def _add_level(groups: dict[tuple[int, int], int], size: int, count: int, total: int) -> None:
+    """Puts `count` replicas of one size on nodes, counted by (capacity, load), least marginal first."""
+    while count > 0:
+        wide = [group for group in groups if group[0] >= size] or list(groups)
+        roomy = [group for group in wide if group[1] + size <= group[0]] or wide
+        best = min(roomy, key=lambda group: (marginal(group[1], size, group[0] / total), group))
+        capacity, load = best
+        taken = min(count, groups[best])
+        count -= taken
+        groups[best] -= taken
+        if not groups[best]:
+            del groups[best]
+        fuller = (capacity, load + size)
+        groups[fuller] = groups.get(fuller, 0) + taken
 
 
 def phi(units: float, share: float) -> float:

@@ -2,6 +2,7 @@
 
 Before it: rates, variations and a target such as "99 % wait at most 0.2 s". After it: a time, or the
 smallest number of servers. Pure arithmetic on `maths.erlang`; it must not know stages or replicas.
+The policy sizes by mean waits; this is for those who ask what a mean means for the slowest (docs/control.md).
 
     M/M/c:  P(W > t) = C(c, a) exp(-(c mu - lambda) t)                       exact, a < c, FIFO
     G/G/c:  P(W > t) ~ C(c, a) exp(-(c mu - lambda) t / f),  f = (ca2 + cs2) / 2

@@ -1,7 +1,8 @@
 """The waits of `maths.erlang` for many stages at once, with numpy.
 
-Before it: estimates of all stages of all pipelines as arrays. After it: the corrector's demand. Every
-function gives, entry by entry, the very number its scalar counterpart gives: the same operations in
+Before it: arrays of rates, services and targets. After it: those who size many stages in one call, and
+tables; the policy itself looks at few stages of few pipelines a tick, where the scalar search is quicker.
+Every function gives, entry by entry, the very number its scalar counterpart gives: the same operations in
 the same order. Like those it must not know stages or replicas.
 
 Symbols, equations, sources and ranges: see `maths.erlang`. All arrays have one shape [n], or broadcast
@@ -30,14 +31,15 @@ def erlang_c_many(servers: npt.ArrayLike, load: npt.ArrayLike) -> Floats:
     Returns:
         C [n]; 1 where load >= servers, NaN where an argument is out of its range.
     """
-    count, offered = np.broadcast_arrays(np.asarray(servers, dtype=np.int64), _floats(load))
+    counts, loads = np.broadcast_arrays(np.asarray(servers, dtype=np.int64), _floats(load))
+    count, offered = counts.ravel(), loads.ravel()
     valid = (count >= 0) & (offered >= 0) & (offered < np.inf)
     answer = np.where(valid, 1.0, np.nan)
     stable = np.flatnonzero(valid & (offered < count))
-    blocking = _erlang_b(count.ravel()[stable], offered.ravel()[stable])
-    c, a = count.ravel()[stable], offered.ravel()[stable]
-    answer.ravel()[stable] = c * blocking / (c - a + a * blocking)
-    return answer
+    c, a = count[stable], offered[stable]
+    blocking = _erlang_b(c, a)
+    answer[stable] = c * blocking / (c - a + a * blocking)
+    return answer.reshape(counts.shape)
 
 
 def ggc_wait_many(
@@ -75,7 +77,7 @@ def servers_for_wait_many(
     Returns:
         c [n]; `most` where no c in the range does, 0 where an argument is out of its range.
     """
-    rate, service, ca, cs, target, bound = np.broadcast_arrays(
+    arrays = np.broadcast_arrays(
         _floats(arrival_rps),
         _floats(service_s),
         _floats(ca2),
@@ -83,20 +85,18 @@ def servers_for_wait_many(
         _floats(wait_s),
         np.asarray(most, dtype=np.int64),
     )
+    rate, service, ca, cs, target, bound = (array.ravel() for array in arrays)
     load = rate * service
     factor = (ca + cs) / 2
     valid = (load >= 0) & (load < np.inf) & (factor >= 0) & (target >= 0) & (bound >= 0)
     answer = np.where(valid, bound, 0)
-    flat = answer.ravel()
     open_ = valid & (load < bound)
     for i in np.flatnonzero(open_ & (load >= erlang.MANY_SERVERS - 1)):
-        flat[i] = erlang.servers_for_wait(
-            rate.flat[i], service.flat[i], ca.flat[i], cs.flat[i], target.flat[i], int(bound.flat[i])
-        )
+        answer[i] = erlang.servers_for_wait(rate[i], service[i], ca[i], cs[i], target[i], int(bound[i]))
     index = np.flatnonzero(open_ & (load < erlang.MANY_SERVERS - 1))
-    a, s, w, f, m = (x.ravel()[index] for x in (load, service, target, factor, bound))
-    _search(flat, index, a, s, w, f, m)
-    return answer
+    a, s, w, f, m = (x[index] for x in (load, service, target, factor, bound))
+    _search(answer, index, a, s, w, f, m)
+    return answer.reshape(arrays[0].shape)
 
 
 def _search(

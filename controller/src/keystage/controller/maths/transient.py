@@ -1,7 +1,8 @@
 """Queues that are not in steady state: backlogs, overload, and servers that become ready later.
 
-Before it: backlog, rates, and when servers will be ready. After it: how long the backlog lasts, how
-high it gets, how many servers more it takes. A fluid model: pure arithmetic, no clock.
+Before it: backlog, rates, and when servers will be ready. After it: how many servers more it takes
+(`policy.demand`), and, for tests and reports, how long it lasts and how high it gets.
+A fluid model: pure arithmetic, no clock.
 
 Symbols: q(t) items waiting, lambda arrival rate (1/s), mu items a server finishes a second, c(t) servers
 ready at t (it only grows: c0 now, one more at each start), T seconds from now.

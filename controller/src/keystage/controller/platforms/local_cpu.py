@@ -6,8 +6,9 @@ once per change of the file; without one nothing is known to be gained and the p
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -60,18 +61,52 @@ def _fits(path: Path) -> list[Work | None]:
     return fits
 
 
-def cpu_view(cores: float, running: int, free: float, fits: Sequence[Work | None], stage: int) -> CpuView:
-    """Cores of one stage's replicas.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cores:
+    """Cores of one CPU stage's replicas.
+
+    Attributes:
+        now: what each has.
+        base: what each was deployed with.
+        running: its replicas.
+        queue: items that wait for it.
+        work: what more would be worth, None where nothing is known.
+    """
+
+    now: float
+    base: float
+    running: int
+    queue: float
+    work: Work | None
+
+
+def cpu_views(cores: float, stages: Mapping[str, Cores]) -> dict[str, CpuView]:
+    """What each stage's replicas have, and may have.
+
+    Free cores go round one by one, the stage with most waiting first, to stages that are known to gain by
+    them: if all take what they may, the replicas there are still have no more than the machine has.
 
     Args:
-        cores: what each has.
-        running: its replicas.
-        free: cores of the machine that no replica has; negative where replicas take turns.
-        fits: of its bundle.
-        stage: its index.
+        cores: of the machine.
+        stages: by function.
     """
-    most = cores + max(0, int(free / max(1, running)))
-    work = fits[stage] if stage < len(fits) else None
-    if work is None:
-        return CpuView(cores, most)
-    return CpuView(cores, most, *work)
+    free = cores - sum(s.now * s.running for s in stages.values())
+    given = dict.fromkeys(stages, 0)
+    order = sorted(
+        (name for name, s in stages.items() if s.work is not None and s.work[1] > 0),
+        key=lambda name: (-stages[name].queue, name),
+    )
+    while order:
+        able = []
+        for name in order:
+            need = max(1, stages[name].running)
+            if need <= free:
+                free -= need
+                given[name] += 1
+                able.append(name)
+        order = able
+    views = {}
+    for name, s in stages.items():
+        per_core_s, low_s, high_s = s.work or (None, None, None)
+        views[name] = CpuView(s.now, s.now + given[name], per_core_s, low_s, high_s, s.base)
+    return views

@@ -17,6 +17,7 @@ import msgspec
 from keystage.bundle.api import Pipeline
 from keystage.controller.domain.snapshot import (
     Counters,
+    CpuView,
     FunctionView,
     Override,
     PipelineView,
@@ -27,8 +28,9 @@ from keystage.controller.domain.snapshot import (
     Starting,
     WorkerSample,
 )
-from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine, cap_of, is_capped, is_on_gpu
-from keystage.controller.platforms.local_cpu import Work, cpu_view
+from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine, cap_of, is_on_gpu
+from keystage.controller.platforms.local_cpu import Cores, Work, cpu_views
+from keystage.controller.platforms.local_device import batch_of, cores_of, device_of, is_on_cpu, threads_of
 from keystage.local.api import FunctionRecord, ReplicaRecord
 from keystage.router.api import RouterStats
 
@@ -69,6 +71,19 @@ class Seen:
     cpu_work: Mapping[str, Sequence[Work | None]] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shared:
+    """What the stages of a machine share.
+
+    Attributes:
+        threads: of one replica of every CPU stage function together.
+        cpu: cores by function.
+    """
+
+    threads: int
+    cpu: Mapping[str, CpuView]
+
+
 def role_of(record: FunctionRecord) -> str:
     """`router`, `stage` or `function`."""
     deployment = record.deployment
@@ -101,11 +116,14 @@ def snapshot_of(seen: Seen) -> Snapshot:
         else:
             others.append(record)
     routers = {pipeline_of(r): r for r in others if role_of(r) == "router" and pipeline_of(r)}
-    cpu_threads = sum(_threads(r) for found in stages.values() for _, r in found if _on_cpu(r))
+    machine = Shared(
+        threads=sum(threads_of(r) for found in stages.values() for _, r in found if is_on_cpu(r)),
+        cpu=_cpu_views(seen, stages),
+    )
     return Snapshot(
         at_s=seen.at_s,
         pipelines=tuple(
-            _pipeline(seen, name, routers.get(name), sorted(found, key=lambda s: s[0]), cpu_threads)
+            _pipeline(seen, name, routers.get(name), sorted(found, key=lambda s: s[0]), machine)
             for name, found in sorted(stages.items())
         ),
         functions=tuple(_scale(seen, record) for record in others),
@@ -118,7 +136,7 @@ def _pipeline(
     name: str,
     router: FunctionRecord | None,
     stages: Sequence[tuple[int, FunctionRecord]],
-    cpu_threads: int,
+    machine: Shared,
 ) -> PipelineView:
     missing = f"pipeline {name} has no router function" if router is None else ""
     stats: Sequence[RouterStats] = ()
@@ -130,45 +148,46 @@ def _pipeline(
         if not stats and not missing:
             missing = f"router {function} has no ready replica"
         slo = slo_of(router)
-    executions = {s.execution for s in stats}
+    is_looping = {s.execution for s in stats} == {"looping"}
     return PipelineView(
         pipeline=name,
-        execution="looping" if executions == {"looping"} else "single-pass",
+        execution="looping" if is_looping else "single-pass",
         slo=slo,
-        stages=tuple(_stage(seen, index, record, stats, cpu_threads) for index, record in stages),
+        stages=tuple(_stage(seen, index, record, stats, machine, is_looping) for index, record in stages),
         missing=missing,
     )
 
 
 def _stage(
-    seen: Seen, index: int, record: FunctionRecord, stats: Sequence[RouterStats], cpu_threads: int
+    seen: Seen,
+    index: int,
+    record: FunctionRecord,
+    stats: Sequence[RouterStats],
+    machine: Shared,
+    is_looping: bool,
 ) -> StageView:
     scale = _scale(seen, record)
     bundle = seen.bundles.get(record.deployment.envVars.get("KEYSTAGE_BUNDLE", ""))
     spec = bundle.stages[index] if bundle is not None and index < len(bundle.stages) else None
-    if _on_cpu(record):
+    if is_on_cpu(record):
         running = scale.ready + len(scale.starting)
         nbytes = spec.nbytes if spec is not None else 0
-        cap, reason = cap_of(seen.machine, _threads(record), cpu_threads, nbytes, running)
+        cap, reason = cap_of(seen.machine, threads_of(record), machine.threads, nbytes, running)
         scale = msgspec.structs.replace(scale, cap=cap, cap_reason=reason)
-    elif is_on_gpu(_device(record)):
+    elif is_on_gpu(device_of(record)):
         scale = msgspec.structs.replace(scale, cap=GPU_CAP, cap_reason=GPU_REASON)
-    profile = spec.profile if spec is not None else None
-    profile_s = profile.alpha_s + profile.beta_s if profile is not None else _emulated_s(record)
-    cpu = None
-    if _on_cpu(record):
-        fits = seen.cpu_work.get(record.deployment.envVars.get("KEYSTAGE_BUNDLE", ""), ())
-        cpu = cpu_view(_cores(record), scale.ready + len(scale.starting), _free_cores(seen), fits, index)
+    batch = batch_of(record, spec)
     return StageView(
         stage=index,
         scale=scale,
         start_s=_start_s(seen, record),
-        profile_s=profile_s,
+        profile_s=batch.alpha_s + batch.beta_s if batch is not None else None,
         routers=tuple(
             RouterSample(incarnation=s.incarnation, at_s=s.at_s, counters=_counters(s, index)) for s in stats
         ),
         workers=_workers(stats, index),
-        cpu=cpu,
+        batch=None if is_looping else batch,  # waves of sessions are no batches of items
+        cpu=machine.cpu.get(scale.function),
     )
 
 
@@ -248,40 +267,23 @@ def _workers(stats: Sequence[RouterStats], stage: int) -> tuple[WorkerSample, ..
     return tuple(found.values())
 
 
-def _on_cpu(record: FunctionRecord) -> bool:
-    return is_capped(_device(record))
-
-
-def _device(record: FunctionRecord) -> str:
-    return record.deployment.envVars.get("KEYSTAGE_DEVICE", "")
-
-
-def _threads(record: FunctionRecord) -> int:
-    text = record.deployment.envVars.get("KEYSTAGE_THREADS", "1")
-    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
-
-
-def _cores(record: FunctionRecord) -> float:
-    """Cores each replica has: as the controller set them, else its compute threads."""
-    return record.cores if record.cores is not None else float(_threads(record))
-
-
-def _free_cores(seen: Seen) -> float:
-    """Cores of the machine that no replica of a CPU stage has."""
-    on_cpu = {r.deployment.service: r for r in seen.functions if role_of(r) == "stage" and _on_cpu(r)}
-    running = [r for r in seen.replicas if r.state in ("ready", "starting") and r.function in on_cpu]
-    return seen.machine.cores - sum(_cores(on_cpu[r.function]) for r in running)
-
-
-def _emulated_s(record: FunctionRecord) -> float | None:
-    """Service time of one item on an emulated device: alpha + beta."""
-    device = _device(record)
-    found = dict(re.findall(r"(alpha|beta)=([0-9.eE+-]+)", device)) if device.startswith("emulated") else {}
-    try:
-        total_s = sum(float(v) for v in found.values())
-    except ValueError:
-        return None
-    return total_s if found and total_s > 0 else None
+def _cpu_views(
+    seen: Seen, pipelines: Mapping[str, Sequence[tuple[int, FunctionRecord]]]
+) -> dict[str, CpuView]:
+    """Cores of every CPU stage, by function."""
+    found: dict[str, Cores] = {}
+    for index, record in (s for stages in pipelines.values() for s in stages if is_on_cpu(s[1])):
+        name = record.deployment.service
+        fits = seen.cpu_work.get(record.deployment.envVars.get("KEYSTAGE_BUNDLE", ""), ())
+        counters = (c for s in seen.stats.get(pipeline_of(record), ()) for c in s.stages)
+        found[name] = Cores(
+            now=cores_of(record),
+            base=float(threads_of(record)),
+            running=sum(r.state in ("ready", "starting") for r in seen.replicas if r.function == name),
+            queue=sum(c.queue for c in counters if c.stage == index),
+            work=fits[index] if index < len(fits) else None,
+        )
+    return cpu_views(seen.machine.cores, found)
 
 
 def _label(labels: Mapping[str, str], name: str, default: int) -> int:

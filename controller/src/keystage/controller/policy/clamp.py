@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from keystage.controller.domain.snapshot import Snapshot
+from keystage.controller.domain.snapshot import Snapshot, StageView
 from keystage.controller.policy.plan import Plan
 
 
@@ -68,19 +68,30 @@ def deal(plans: Sequence[Plan], snapshot: Snapshot) -> list[Plan]:
     ]
 
 
+def gpu_weight(stage: StageView, size_bytes: int) -> float:
+    """GPUs a replica takes out of those of `size_bytes`; whole ones where nobody tells its memory."""
+    part = min(1.0, stage.gpu_bytes / size_bytes) if stage.gpu_bytes > 0 else 1.0
+    return max(0, stage.gpus) * part
+
+
+def gpu_room(snapshot: Snapshot) -> tuple[int, int]:
+    """Memory of the cluster's smallest GPU, at least 1 byte, and how many GPUs there are."""
+    sizes = [node.gpus[0].total_bytes for node in snapshot.nodes if node.gpus]
+    return max(1, min(sizes, default=1)), sum(len(node.gpus) for node in snapshot.nodes)
+
+
 def _bound(plans: Sequence[Plan], snapshot: Snapshot) -> tuple[list[float], float]:
     """What a replica of each plan takes, and how much there is in all: replicas, else GPUs."""
     if snapshot.budget_replicas is not None:
         return [1.0 if p.is_stage else 0.0 for p in plans], float(snapshot.budget_replicas)
-    sizes = [node.gpus[0].total_bytes for node in snapshot.nodes if node.gpus]
-    if not sizes:
+    size, count = gpu_room(snapshot)
+    if not count:
         return [0.0] * len(plans), math.inf
-    size = max(1, min(sizes))
     weights = [0.0] * len(plans)
     stages = (stage for view in snapshot.pipelines for stage in view.stages)
     for i, stage in enumerate(stages):  # stages come first among the plans, in the snapshot's order
-        weights[i] = stage.gpus * min(1.0, stage.gpu_bytes / size)
-    return weights, float(sum(len(node.gpus) for node in snapshot.nodes))
+        weights[i] = gpu_weight(stage, size)
+    return weights, float(count)
 
 
 def _filled(

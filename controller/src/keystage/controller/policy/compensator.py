@@ -1,9 +1,10 @@
 """The CPU compensator: cores before a replica, where that is known to help (QUART section 5.3).
 
-Before it: smoothed plans. After it: bounds; `SetCpu` goes out where `Plan.cores` is set. A stage that got
-fewer replicas than the corrector wanted, or whose modelled wait does not fit its share, gets the fewest
-cores that make up for it; they are given back when they are needed no more, with a margin against
-swinging. Where even cpu_max does not do, a reclaimed replica is handed back to the corrector.
+Before it: smoothed plans, within their bounds. After it: the budget; `SetCpu` goes out where `Plan.cores` is
+set. A stage whose label or machine allows fewer replicas than the corrector wanted, or whose modelled sojourn
+does not fit its share, gets the fewest cores that make up for it; they are given back when they are needed no
+more, with a margin against swinging. Where even cpu_max does not do, and a replica more would help, one that
+the smoother took in this tick is handed back. It never takes a replica, and never exceeds a bound.
 
     s(c) = s - w (1/c0 - 1/c)     seconds of an item at c cores a replica, now c0; w core-seconds (CpuView)
     T(c) = W_{G/G/n}(lambda, s(c)) + service(c)
@@ -23,7 +24,7 @@ import msgspec
 from keystage.controller.domain.snapshot import CpuView, PipelineView
 from keystage.controller.domain.state import StageState
 from keystage.controller.maths import erlang
-from keystage.controller.maths.estimator import is_number
+from keystage.controller.maths.estimator import MOST_S, is_number
 from keystage.controller.policy.plan import Plan
 from keystage.controller.policy.settings import PolicySettings
 
@@ -31,7 +32,11 @@ MARGIN_RATIO = 0.8
 """Cores are given back when fewer would keep the sojourn within this part of the goal."""
 
 LEAST_GAIN_RATIO = 0.02
-"""More cores must shorten the sojourn by this part: the last of eight cores rarely does."""
+"""More cores, or the replica handed back, must shorten the sojourn by this part: the last of eight cores
+rarely does."""
+
+LEAST_CORES, MOST_CORES = 1e-3, 1e6
+"""Cores of a replica believed."""
 
 
 def compensate(settings: PolicySettings, view: PipelineView, plans: Sequence[Plan]) -> list[Plan]:
@@ -80,10 +85,10 @@ class _Model:
 def _compensated(settings: PolicySettings, cpu: CpuView, plan: Plan) -> Plan:
     if plan.is_held or plan.share_s is None or plan.wanted < 1:
         return plan
-    if not (is_number(cpu.cores) and cpu.cores > 0 and is_number(cpu.most)):
+    if not (is_number(cpu.cores) and LEAST_CORES <= cpu.cores <= MOST_CORES and is_number(cpu.most)):
         return plan
     allowed_s = plan.share_s
-    base = plan.memory.cores if plan.memory.cores is not None else cpu.cores
+    base = _base(cpu, plan.memory)
     per_core = _averaged(settings, cpu, plan.memory)
     memory = msgspec.structs.replace(
         plan.memory, cores=base, per_core=per_core, cores_at_s=plan.memory.estimator.at_s
@@ -92,7 +97,7 @@ def _compensated(settings: PolicySettings, cpu: CpuView, plan: Plan) -> Plan:
     model = _model(cpu, plan, per_core)
     if model is None:
         return plan
-    replicas = max(1, min(plan.wanted, plan.highest))
+    replicas = max(1, min(plan.wanted, plan.corrected))  # what is held beyond the need is on its way out
     share_s = allowed_s * math.exp(-plan.trim)
     goal_s = share_s
     if replicas < plan.corrected:  # what was taken away shall not be felt
@@ -131,10 +136,22 @@ def _raised(
     then_s = model.sojourn_s(cores, replicas)
     if cores > cpu.cores and (math.isinf(now_s) or then_s <= (1 - LEAST_GAIN_RATIO) * now_s):
         plan = msgspec.structs.replace(plan, cores=cores, reason=f"{plan.reason}; {cores:g} cores")
-    if then_s > share_s and plan.wanted < min(plan.corrected, plan.highest):
+    is_taken = plan.reclaimed > 0 and plan.wanted < plan.highest and not plan.is_override
+    if is_taken and (kept_s := model.sojourn_s(cores, plan.wanted)) > share_s:
+        more_s = model.sojourn_s(cores, plan.wanted + 1)
+        if not (math.isinf(kept_s) or more_s <= (1 - LEAST_GAIN_RATIO) * kept_s):
+            return plan
         reason = f"{plan.reason}; one handed back: {cpu.most:g} cores would not do"
-        plan = msgspec.structs.replace(plan, wanted=plan.wanted + 1, reason=reason)
+        left = plan.reclaimed - 1
+        plan = msgspec.structs.replace(plan, wanted=plan.wanted + 1, reclaimed=left, reason=reason)
     return plan
+
+
+def _base(cpu: CpuView, memory: StageState) -> float:
+    """Cores as deployed: as told, else as first seen (by then they may have been raised)."""
+    if is_number(cpu.base) and LEAST_CORES <= cpu.base <= MOST_CORES:
+        return cpu.base
+    return memory.cores if memory.cores is not None else cpu.cores
 
 
 def _averaged(settings: PolicySettings, cpu: CpuView, memory: StageState) -> float:
@@ -152,12 +169,12 @@ def _model(cpu: CpuView, plan: Plan, per_core: float) -> _Model | None:
     rate_rps = known.arrival_slow_rps or known.arrival_rps
     if rate_rps is None or not known.capacity_rps or known.service_s is None:
         return None
-    work_s = cpu.per_core_s if is_number(cpu.per_core_s) else 0.0
+    work_s = cpu.per_core_s if is_number(cpu.per_core_s) and abs(cpu.per_core_s) <= MOST_S else 0.0
     return _Model(
         rate_rps=rate_rps,
         item_s=1 / known.capacity_rps,
         service_s=known.service_s,
-        arrival_scv=plan.cv**2 if plan.cv is not None else known.arrival_scv,
+        arrival_scv=known.arrival_scv,  # its own: where the smoother predicts, this is measured too
         service_scv=known.service_scv,
         per_core=per_core,
         work_s=work_s,
@@ -174,7 +191,7 @@ def _helps(cpu: CpuView) -> bool:
     """Whether the 95 % interval of the slope lies above 0."""
     return (
         is_number(cpu.per_core_s)
-        and cpu.per_core_s > 0
+        and 0 < cpu.per_core_s <= MOST_S
         and is_number(cpu.low_s)
         and cpu.low_s > 0
         and is_number(cpu.high_s)

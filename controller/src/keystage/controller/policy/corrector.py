@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from keystage.controller.domain.snapshot import FunctionView, PipelineView, StageView
 from keystage.controller.domain.state import PolicyState, StageState
-from keystage.controller.maths.estimator import Estimates, estimate, is_number
+from keystage.controller.maths.estimator import LEAST_S, MOST_RPS, MOST_S, Estimates, estimate, is_number
 from keystage.controller.policy import demand
 from keystage.controller.policy.demand import Load
 from keystage.controller.policy.plan import Plan
@@ -29,14 +29,13 @@ from keystage.controller.policy.shares import (
 )
 from keystage.controller.policy.trim import trim
 
-MOST_SERVERS = 4096
-"""Slots per replica believed; more is a garbled statistic."""
-
 
 def correct(settings: PolicySettings, view: PipelineView, state: PolicyState, at_s: float) -> list[Plan]:
     """Estimates, then plans every stage of one pipeline, in stage order."""
     plans = [_estimated(settings, stage, state, at_s, view) for stage in view.stages]
-    held = next((p.reason for p in plans if p.is_held), "")
+    if not plans:
+        return []
+    held = next((p.reason for p in plans if p.is_held), _objective_gap(view))
     if held:
         return [p if p.is_held else replace(p, is_held=True, reason=held) for p in plans]
     order = state.published.get(view.pipeline, ())
@@ -138,8 +137,24 @@ def _gap(known: Estimates, execution: str, stage: int) -> str:
         return ""  # sessions are counted at entry only
     if known.service_s is None or not known.capacity_rps:
         return "no service time known yet"
+    if not LEAST_S <= known.service_s <= MOST_S:
+        return f"a service time of {known.service_s:.3g} s is not believed ({LEAST_S:g} to {MOST_S:g} s)"
+    if not 1 / MOST_RPS <= known.capacity_rps <= MOST_RPS:
+        return f"{known.capacity_rps:.3g} items/s of one worker are not believed (at most {MOST_RPS:g})"
     if known.arrival_rps is None:
         return "no arrival rate known yet"
+    fastest = max(known.arrival_rps, known.arrival_slow_rps or 0.0)
+    if not fastest <= MOST_RPS:
+        return f"{fastest:.3g} arrivals/s are not believed (at most {MOST_RPS:g})"
+    return ""
+
+
+def _objective_gap(view: PipelineView) -> str:
+    """Why the pipeline's objective cannot be used, empty when it can; one not stated has a default."""
+    name = "ttft_s" if view.execution == "looping" else "deadline_s"
+    objective_s = view.slo.ttft_s if view.execution == "looping" else view.slo.deadline_s
+    if is_number(objective_s) and objective_s > MOST_S:
+        return f"hold: {name} of {objective_s:.3g} s is not believed (at most {MOST_S:g} s)"
     return ""
 
 
@@ -203,13 +218,14 @@ def _is_sane(load: Load) -> bool:
 
 def expected_start_s(settings: PolicySettings, stage: StageView) -> float:
     """Seconds until a replica asked for now serves: measured, else the best source's, else a guess."""
-    if is_number(stage.start_s) and stage.start_s >= 0:
+    if is_number(stage.start_s) and 0 <= stage.start_s <= MOST_S:
         return stage.start_s
     if stage.starts is not None:
         starts = stage.starts
-        told = [s for s in (starts.gpu_s, starts.memory_s, starts.disk_s, starts.remote_s) if is_number(s)]
+        sources = (starts.gpu_s, starts.memory_s, starts.disk_s, starts.remote_s)
+        told = [s for s in sources if is_number(s) and 0 <= s <= MOST_S]
         if told:
-            return max(0.0, min(told))
+            return min(told)
     return settings.start_s
 
 
@@ -256,7 +272,7 @@ def _looping(
             arrival_scv=entry.arrival_scv,
             service_s=entry.service_s,
             service_scv=entry.service_scv,
-            servers=max(1, min(MOST_SERVERS, math.floor(plan.known.slots or 1))),
+            servers=max(1, math.floor(plan.known.slots or 1)),
             backlog=entry.queue * effort,
             wait_s=wait_s,
         )

@@ -28,7 +28,7 @@ from keystage.controller.policy.smoother import smooth
 
 
 def decide(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> Decision:
-    """Estimate, correct, rank, compensate, clamp, damp, smooth, deal, place, diff."""
+    """Estimate, correct, rank, clamp, damp, smooth, compensate, deal, place, diff."""
     at_s = snapshot.at_s
     if not math.isfinite(at_s):
         return Decision(actions=(), state=state, reports=())
@@ -44,17 +44,18 @@ def decide(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> 
             continue
         stages = correct(settings, view, state, at_s)
         stages = rank(settings, stages, view.execution, before)
-        stages = compensate(settings, view, stages)
         stages = [clamp(plan, at_s) for plan in idle(settings, stages, at_s)]
         stages = damp(settings, view, stages, at_s)
         stages = smooth(settings, view, stages)
+        stages = compensate(settings, view, stages)
         action, published[view.pipeline] = outcome.publication(view.pipeline, stages, before)
         publish += action
         plans += stages
     plans += [clamp(outcome.plain(scale), at_s) for scale in snapshot.functions]
     plans = deal(plans, snapshot)
     plans, placement = place(settings, snapshot, plans, state, published)
-    actions = [a for plan in plans if not plan.is_resting for a in outcome.difference(plan, at_s)]
+    planned = [plan for plan in plans if plan.is_cut or not plan.is_resting]
+    actions = [action for plan in planned for action in outcome.difference(plan, at_s)]
     stages_after, settled = outcome.remembered(plans, state, at_s)
     return Decision(
         actions=(*actions, *publish),

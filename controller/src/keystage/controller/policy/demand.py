@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from keystage.controller.domain.snapshot import Starting
-from keystage.controller.maths import erlang
+from keystage.controller.maths import erlang, transient
+from keystage.controller.policy.settings import MOST_REPLICAS
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):
@@ -69,21 +70,15 @@ def for_backlog(
 
     At least ceil(lambda / mu), since fewer never catch up. Beyond the replicas there are (those on their
     way count from when they are ready) one is asked for only if it helps: it takes start_s to get ready
-    (dead time), and what the present ones work off by then is no reason for it.
-
-        (backlog + lambda H) / mu <= ready H + sum (H - late) + new drain_s,   H = start_s + drain_s
+    (dead time), and what the present ones work off by then is no reason (`transient.servers_to_drain`).
     """
     least = ceil_within(load.arrival_rps / load.replica_rps, most)
-    horizon_s = start_s + drain_s
-    done = ready * horizon_s
-    for replica in starting:
-        late_s = min(start_s, max(0.0, replica.expected_ready_s - at_s))
-        done += horizon_s - late_s
-    work = (load.backlog + load.arrival_rps * horizon_s) / load.replica_rps
-    if work <= done:
-        return least
-    held = min(max(0, ready) + len(starting), most)
-    return max(least, min(most, held + ceil_within((work - done) / drain_s, most)))
+    serving = min(max(0, ready), most)
+    starts_s = [min(start_s, max(0.0, replica.expected_ready_s - at_s)) for replica in starting]
+    more = transient.servers_to_drain(
+        load.backlog, load.arrival_rps, load.replica_rps, serving, starts_s, start_s, start_s + drain_s, most
+    )
+    return max(least, min(most, serving + len(starting) + more)) if more else least
 
 
 def pipeline_rps(arrival_rps: float, arrival_scv: float, wait_s: float) -> float:
@@ -111,5 +106,5 @@ def ceil_within(value: float, most: int) -> int:
 
 def model_wait_s(load: Load, replicas: int) -> float:
     """Modelled mean wait at a number of replicas; infinite when they cannot keep up."""
-    servers = max(1, replicas) * load.servers
+    servers = max(1, min(MOST_REPLICAS, replicas)) * load.servers
     return erlang.ggc_wait_s(load.arrival_rps, load.service_s, servers, load.arrival_scv, load.service_scv)

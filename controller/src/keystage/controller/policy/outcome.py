@@ -85,7 +85,7 @@ def remembered(
     for plan in plans:
         if not plan.is_stage:
             continue
-        if plan.is_resting:
+        if plan.is_resting and not plan.is_cut:
             stages[plan.scale.function] = plan.memory
             settled[plan.pipeline] = state.settled[plan.pipeline]
             continue
@@ -110,7 +110,7 @@ def _memory(plan: Plan, at_s: float) -> StageState:
 
 def report(plan: Plan) -> StageReport:
     """The numbers behind a decision."""
-    if plan.is_resting:
+    if plan.is_resting:  # nobody looked at its statistics
         return StageReport(
             function=plan.scale.function, replicas=plan.wanted, wanted=plan.corrected, reason=plan.reason
         )

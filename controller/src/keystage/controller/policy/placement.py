@@ -16,6 +16,7 @@ moved where it would cost less; LOOKS places at most, the key stages' first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -43,16 +44,15 @@ MOST_NAMED = 8
 """Functions without room that the report names."""
 
 
-class _Memo:
-    """The ground of the last call: reading a large cluster anew takes longer than a tick may.
+KEPT = 2
+"""Clusters kept from call to call, the least recently decided about goes first."""
 
-    It changes the time an answer takes, never the answer. One thread decides.
-    """
+_kept: list[Ground] = []
+"""Grounds of earlier calls: reading a large cluster anew takes longer than a tick may.
 
-    ground: Ground | None = None
-
-
-_memo = _Memo()
+They change the time an answer takes, never the answer. A call takes its ground out and puts it back when
+all is given back, so one that fails leaves nothing half done, and calls at the same time share nothing.
+"""
 
 
 def place(
@@ -74,6 +74,21 @@ def place(
     if not snapshot.nodes:
         return list(plans), None
     ground = _ground(snapshot, published)
+    placed, report = _placed(settings, snapshot, plans, state, published, ground)
+    ground.index.give_back()
+    _kept.append(ground)
+    del _kept[:-KEPT]
+    return placed, report
+
+
+def _placed(
+    settings: PolicySettings,
+    snapshot: Snapshot,
+    plans: Sequence[Plan],
+    state: PolicyState,
+    published: Orders,
+    ground: Ground,
+) -> tuple[list[Plan], PlacementReport]:
     placed = list(plans)
     more: list[tuple[Member, int]] = []
     for member in members(snapshot, plans, published):
@@ -98,15 +113,18 @@ def place(
         if len(places) < missing:
             lack = f"{missing - len(places)} of {missing} new replicas have no place"
             short.append(f"{want.function}: {lack}: {search.bound(want)}")
-    kl, best_kl = ground.divergence()
+    added: Counter[int] = Counter()
+    for _, want, places in found:
+        if want.is_key:
+            added[want.gpus] += len(places)
+    kl, best_kl = ground.divergence(added)
     replanned = _occasion(snapshot, state, published, kl - best_kl) if settings.spread and found else ""
     moved = _look_again(search, found) if replanned else 0
     if moved:
-        kl, best_kl = ground.divergence()
+        kl, best_kl = ground.divergence(added)
     for member, _, places in found:
         sites = tuple(Site(ground.index.nodes[p.node].node, p.gpus) for p in places)
         placed[member.at] = msgspec.structs.replace(member.plan, sites=sites)
-    ground.index.give_back()
     return placed, PlacementReport(
         regime="contended" if contended else "spare",
         why=why,
@@ -123,10 +141,23 @@ def place(
 
 
 def _ground(snapshot: Snapshot, orders: Orders) -> Ground:
-    if _memo.ground is None or not _memo.ground.update(snapshot, orders):
-        _memo.ground = Ground(snapshot.nodes)
-        _memo.ground.update(snapshot, orders)
-    return _memo.ground
+    """The cluster as it is now, taken out of the kept ones if it is among them."""
+    others: list[Ground] = []
+    found: Ground | None = None
+    while found is None:
+        try:
+            kept = _kept.pop()
+        except IndexError:
+            break
+        if kept.is_of(snapshot.nodes):
+            found = kept
+        else:
+            others.append(kept)
+    _kept.extend(reversed(others))
+    if found is None or not found.update(snapshot, orders):
+        found = Ground(snapshot.nodes)
+        found.update(snapshot, orders)
+    return found
 
 
 def _want(ground: Ground, member: Member) -> Want:

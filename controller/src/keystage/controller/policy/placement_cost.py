@@ -28,6 +28,9 @@ from keystage.controller.policy.placement_index import NodeIndex
 TRADE_S = 0.3
 NEAR = 0.1
 FORGETFUL = math.log(2)
+MOST_START_S = 1e6
+"""Longer start times are not believed."""
+
 HOST = 1.0
 RESERVE = 1e3
 ASSUMED_CORES = 1.0
@@ -88,7 +91,7 @@ def _starts(starts: StartTimes | None) -> tuple[float, float, float, float]:
     if starts is None:
         return math.inf, math.inf, math.inf, 0.0
     gpu, memory, disk, remote = (
-        value if is_number(value) and value >= 0 else math.inf
+        value if is_number(value) and 0 <= value <= MOST_START_S else math.inf
         for value in (starts.gpu_s, starts.memory_s, starts.disk_s, starts.remote_s)
     )
     if math.isinf(remote):  # nobody tells: not sooner than from any source that is told

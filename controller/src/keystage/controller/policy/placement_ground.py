@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from keystage.controller.domain.snapshot import NodeView, PipelineView, Placed, Snapshot, StageView
 from keystage.controller.maths import divergence
 from keystage.controller.policy.placement_index import NodeIndex
 from keystage.controller.policy.plan import Plan
+from keystage.controller.policy.shares import Predecessors, predecessors
 from keystage.controller.policy.smoother import KEY_RATIO
 
 
@@ -48,6 +50,7 @@ def key_stages(view: PipelineView, orders: Orders) -> frozenset[int]:
 def members(snapshot: Snapshot, plans: Sequence[Plan], orders: Orders) -> list[Member]:
     """The stages whose number changes."""
     views = {view.pipeline: view for view in snapshot.pipelines}
+    graphs: dict[str, Predecessors] = {}
     found: list[Member] = []
     for at, plan in enumerate(plans):
         view = views.get(plan.pipeline) if plan.is_stage and plan.scale.desired != plan.wanted else None
@@ -57,18 +60,16 @@ def members(snapshot: Snapshot, plans: Sequence[Plan], orders: Orders) -> list[M
         k = next((k for k, s in enumerate(stages) if s.scale.function == plan.scale.function), None)
         if k is not None:
             is_key = plan.stage in key_stages(view, orders)
-            found.append(Member(at, plan, stages[k], _neighbours(stages, k), is_key))
+            graph = graphs.get(view.pipeline)
+            if graph is None:
+                graph = graphs[view.pipeline] = predecessors(stages)
+            found.append(Member(at, plan, stages[k], _neighbours(stages, graph, k), is_key))
     return found
 
 
-def _neighbours(stages: Sequence[StageView], k: int) -> tuple[StageView, ...]:
-    """Stages that hand their output to stage k, and those that take its own."""
-
-    def before(i: int) -> tuple[int, ...]:
-        after = stages[i].after
-        return (i - 1,) if after is None else after
-
-    return tuple(s for i, s in enumerate(stages) if i != k and (i in before(k) or k in before(i)))
+def _neighbours(stages: Sequence[StageView], graph: Predecessors, k: int) -> tuple[StageView, ...]:
+    """Stages that hand their output to the one at place k, and those that take its own."""
+    return tuple(s for i, s in enumerate(stages) if i in graph[k] or k in graph[i])
 
 
 class Ground:
@@ -83,6 +84,12 @@ class Ground:
         self.index = NodeIndex(nodes)
         self.key_gpus = 0
         self._seen: dict[str, tuple[tuple[Placed, ...], bool, int]] = {}
+        self._replicas: Counter[int] = Counter()
+
+    def is_of(self, nodes: Sequence[NodeView]) -> bool:
+        """Whether these seem to be the nodes it has: a cheap test, `update` makes sure."""
+        mine = self.index.nodes
+        return len(mine) == len(nodes) and mine[0].node == nodes[0].node and mine[-1].node == nodes[-1].node
 
     def update(self, snapshot: Snapshot, orders: Orders) -> bool:
         """Reads what changed; False if the nodes are others, then a new ground is needed."""
@@ -112,12 +119,13 @@ class Ground:
         placed, is_key, gpus = told
         if not is_key:
             return
-        index = self.index
+        index, gpus = self.index, max(0, gpus)
         self.key_gpus += sign * gpus
         on = [j for j in (index.number.get(p.node) for p in placed) if j is not None]
         for j in on:
             index.load(j, gpus > 0, sign * max(1, gpus))
             touched.add(j)
+        self._replicas[gpus] += sign * len(on)
         if on:  # its parameters are there: one more starts fastest on the node of the youngest
             index.reserved[on[-1]] += sign * gpus
 
@@ -141,11 +149,22 @@ class Ground:
         kept = sum(min(r, f) for r, f in zip(index.reserved, index.free, strict=True) if r)
         return kept, max(0, self.key_gpus - kept)
 
-    def divergence(self) -> tuple[float, float]:
-        """KL of the key-stage load against capacity share, and the least for so much load; nats."""
+    def divergence(self, added: Mapping[int, int]) -> tuple[float, float]:
+        """KL of the key-stage load against capacity share, and the least of so many replicas; nats.
+
+        Args:
+            added: replicas of key stages placed in this tick, by the GPUs of each.
+        """
         index = self.index
-        capacity = [len(gpus) for gpus in index.gpus]
-        load = [n if c else 0 for n, c in zip(index.key_gpus, capacity, strict=True)]
-        if not any(load):
-            load, capacity = index.key_cpu, [1] * len(index.nodes)
-        return divergence.kl(load, capacity), divergence.even_kl(sum(load), sum(c > 0 for c in capacity))
+        replicas = Counter(self._replicas)
+        replicas.update(added)
+        load = index.key_gpus
+        if index.widths[0]:
+            load = [n if width else 0 for n, width in zip(load, index.width, strict=True)]
+        if any(load):
+            del replicas[0]
+            kl = divergence.kl(load, index.width)
+            return kl, min(kl, divergence.least_kl(replicas, index.widths))
+        count = len(index.nodes)
+        kl = divergence.kl(index.key_cpu, [1] * count)
+        return kl, min(kl, divergence.least_kl({1: replicas[0]}, {1: count}))

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from keystage.controller.domain.snapshot import NodeView
 from keystage.controller.policy.placement_holdings import Holdings
 
 Class = tuple[object, ...]
+
+MOST_CORES = 1e6
+"""No node has more, whatever its view says."""
 
 MEMORY_LEVEL = 16
 """Free memory of a GPU is told apart in 16ths of it, among nodes of one class."""
@@ -51,6 +55,8 @@ class NodeIndex:
         nodes: the same.
         number: index of a node by its name.
         gpus: GPUs per node.
+        width: how many these are.
+        widths: nodes by that number.
         free: GPUs nobody holds, per node.
         cores: CPU cores nobody has been given, per node.
         key_gpus: GPUs held by key stages, per node.
@@ -67,6 +73,8 @@ class NodeIndex:
         self.number = {node.node: j for j, node in enumerate(nodes)}
         count = len(self.nodes)
         self.gpus: list[list[Gpu]] = [[] for _ in range(count)]
+        self.width = [0] * count
+        self.widths = Counter({0: count})
         self.free = [0] * count
         self.cores = [0.0] * count
         self.key_gpus = [0] * count
@@ -114,13 +122,17 @@ class NodeIndex:
         self._taken, self._lent = set(), []
 
     def _read(self, j: int, node: NodeView) -> None:
-        before = self.gpus[j]
-        self.total_gpus += len(node.gpus) - len(before)
+        before, width = self.width[j], len(node.gpus)
+        if width != before:
+            self.width[j] = width
+            self.widths[before] -= 1
+            self.widths[width] += 1
+            self.total_gpus += width - before
         self.free_gpus -= self.free[j]
         self.gpus[j] = [Gpu(g.total_bytes, g.free_bytes, g.replicas) for g in node.gpus]
         self.free[j] = sum(g.replicas == 0 for g in node.gpus)
         self.free_gpus += self.free[j]
-        self.cores[j] = node.cores_free if math.isfinite(node.cores_free) else 0.0
+        self.cores[j] = max(0.0, min(MOST_CORES, node.cores_free)) if math.isfinite(node.cores_free) else 0.0
 
     # ------------------------------------------------------------------ places
 

@@ -12,6 +12,7 @@ import math
 
 from keystage.controller.domain.snapshot import Counters, PipelineView, Snapshot, StageView
 from keystage.controller.domain.state import PolicyState, StageState
+from keystage.controller.policy.clamp import gpu_room, gpu_weight
 from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
 
 
@@ -75,9 +76,25 @@ def is_same(now: Counters, seen: tuple[float, ...]) -> bool:
 
 
 def looks(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> list[bool]:
-    """Per pipeline whether it has to be looked at; all of them while the budget is used up."""
+    """Per pipeline whether it has to be looked at; all of them while the budget, or the GPUs, are used up."""
     views = snapshot.pipelines
-    budget = snapshot.budget_replicas
-    if budget is not None and sum(s.scale.current for v in views for s in v.stages) >= budget:
+    if is_short(snapshot):
         return [True] * len(views)
     return [is_due(settings, v, state, snapshot.at_s, i / len(views)) for i, v in enumerate(views)]
+
+
+def is_short(snapshot: Snapshot) -> bool:
+    """Whether there may be too little for one replica more (`policy.clamp.deal`)."""
+    stages = [stage for view in snapshot.pipelines for stage in view.stages]
+    if snapshot.budget_replicas is not None:
+        return sum(stage.scale.current for stage in stages) >= snapshot.budget_replicas
+    size, count = gpu_room(snapshot)
+    if not count:
+        return False
+    held = largest = 0.0
+    for stage in stages:
+        if stage.gpus > 0:
+            weight = gpu_weight(stage, size)
+            largest = max(largest, weight)
+            held += weight * stage.scale.current
+    return held + largest > count * (1 + 1e-9)

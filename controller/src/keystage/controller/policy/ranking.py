@@ -15,7 +15,7 @@ import msgspec
 
 from keystage.controller.maths import erlang
 from keystage.controller.policy.plan import Plan
-from keystage.controller.policy.settings import PolicySettings
+from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
 
 
 def rank(
@@ -50,8 +50,8 @@ def _single_pass(plan: Plan) -> float:
 
 
 def _looping(plan: Plan, is_compute_bound: bool) -> float:
-    per_minimum = max(1, plan.scale.ready) / max(1, plan.lowest)
-    busy = round((plan.known.busy_ratio or 0.0) * per_minimum, 3)
+    per_minimum = max(1, min(MOST_REPLICAS, plan.scale.ready)) / max(1, plan.lowest)
+    busy = round(min(1e3, plan.known.busy_ratio or 0.0) * per_minimum, 3)
     if is_compute_bound:
         return busy
     return round((plan.known.slot_ratio or 0.0) * per_minimum, 1) + busy / 1000  # busy decides between equals

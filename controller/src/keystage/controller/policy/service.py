@@ -13,17 +13,18 @@ The profile is of other hardware or other inputs than today's, so it is scaled b
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from keystage.controller.domain.snapshot import BatchProfile
 from keystage.controller.maths import batching
-from keystage.controller.maths.estimator import Estimates
+from keystage.controller.maths.estimator import LEAST_S, MOST_S, Estimates
 from keystage.controller.policy.settings import PolicySettings
 
 MOST_PACE = 16.0
 """A measured time that is further from its profile than this factor is garbled."""
+
+MOST_BATCH = 1_000_000
+"""A larger batch is garbled."""
 
 
 class Service(msgspec.Struct, frozen=True, gc=False):
@@ -51,11 +52,11 @@ class Service(msgspec.Struct, frozen=True, gc=False):
 
     def batch_s(self, batch: int) -> float:
         """l(b)."""
-        return self.alpha_s * batch + self.beta_s if not self.fixed_rps else self.alone_s
+        return self.alone_s if self.fixed_rps else batching.batch_s(self.alpha_s, self.beta_s, batch)
 
     def rps(self, batch: int) -> float:
         """Items a busy replica finishes a second in batches of this size."""
-        return self.fixed_rps or batch / (self.alpha_s * batch + self.beta_s)
+        return self.fixed_rps or batching.capacity_rps(self.alpha_s, self.beta_s, batch)
 
 
 def service(settings: PolicySettings, profile: BatchProfile | None, known: Estimates) -> Service:
@@ -67,7 +68,7 @@ def service(settings: PolicySettings, profile: BatchProfile | None, known: Estim
     pace = 1.0
     if known.rows_rps is not None and known.samples >= settings.estimator.services:
         batch = min(float(profile.most), max(1.0, known.service_s * known.rows_rps))
-        pace = known.service_s / (profile.alpha_s * batch + profile.beta_s)
+        pace = known.service_s / batching.batch_s(profile.alpha_s, profile.beta_s, batch)
         pace = min(MOST_PACE, max(1 / MOST_PACE, pace))
     alpha_s, beta_s = profile.alpha_s * pace, profile.beta_s * pace
     return Service(alpha_s + beta_s, alpha_s, beta_s, profile.most)
@@ -76,4 +77,6 @@ def service(settings: PolicySettings, profile: BatchProfile | None, known: Estim
 def is_sane(profile: BatchProfile) -> bool:
     """Whether l(b) can be believed."""
     alpha_s, beta_s = profile.alpha_s, profile.beta_s
-    return profile.most >= 1 and alpha_s >= 0 and beta_s >= 0 and 1e-9 < alpha_s + beta_s < math.inf
+    if not (1 <= profile.most <= MOST_BATCH and alpha_s >= 0 and beta_s >= 0):
+        return False
+    return alpha_s + beta_s >= LEAST_S and alpha_s * profile.most + beta_s <= MOST_S

@@ -31,10 +31,15 @@ def predecessors(stages: Sequence[StageView]) -> Predecessors:
     return graph
 
 
+def is_chain(graph: Predecessors) -> bool:
+    """Whether every stage takes the output of the one before it, and of no other."""
+    return all(before == ((k - 1,) if k else ()) for k, before in enumerate(graph))
+
+
 def longest_s(graph: Predecessors, services_s: Sequence[float]) -> list[float]:
     """Seconds of service on the longest way through each stage."""
     count = len(services_s)
-    if all(before == (k - 1,) for k, before in enumerate(graph) if k):
+    if is_chain(graph):
         return [sum(services_s)] * count
     until = [0.0] * count
     for k in range(count):

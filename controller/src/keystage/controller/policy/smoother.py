@@ -1,8 +1,8 @@
 """The smoother: takes back replicas that the traffic reaching a stage cannot fill (QUART section 5.2).
 
 Before it: corrected, ranked, clamped and damped plans: y is what a stage has, or is given now; damping holds
-a surplus for a while, in case of the next burst. After it: the budget and the diff. It only reclaims: no
-stage gets more, key stages are left alone, and nothing falls below the corrected need, below what the
+a surplus for a while, in case of the next burst. After it: the compensator and the budget. It only reclaims:
+no stage gets more, key stages are left alone, and nothing falls below the corrected need, below what the
 stages in front can deliver while they have a backlog, or below the minimum.
 
 Symbols, per stage i of a chain: y replicas, mu items/s of one replica, lambda items/s, z = y mu / lambda
@@ -19,8 +19,8 @@ not. One replica above the need is left to the damping: a number that flickers b
 
 Deviations from the paper: Eq. 7 averages replica numbers of unequal stages and can raise a stage
 ([2, 8, 2, 2] at beta 0.5 becomes 15.5 out of 14); head-room is comparable and never raised here.
-The CV comes from `maths.qna` or `maths.attention`; on loop edges neither holds, so looping pipelines
-pass as they are.
+The CV comes from `maths.qna` or `maths.attention`; both are made for chains, so looping pipelines, and graphs
+with branches, pass as they are.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ import msgspec
 
 from keystage.controller.domain.snapshot import PipelineView, StageView
 from keystage.controller.maths import attention, qna
-from keystage.controller.maths.estimator import is_number
+from keystage.controller.maths.estimator import MOST_SCV, is_number
 from keystage.controller.maths.qna import Station
 from keystage.controller.policy import demand
 from keystage.controller.policy.plan import Plan
 from keystage.controller.policy.service import Service, service
 from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
+from keystage.controller.policy.shares import is_chain, predecessors
 
 Predictor = Callable[[float, Sequence[Station]], list[float]]
 """Arrival scv at the entry and the chain -> arrival scv of every stage."""
@@ -48,8 +49,6 @@ KEY_RATIO = 1 / 3
 """Part of the stages (rounded up) that counts as key stages and is never made smaller: of eight the first
 three in the list, as many as KeysManager keeps in host memory by default."""
 
-MOST_SCV = 1e4
-"""CV 100: a larger estimate is garbled, and its powers must not overflow."""
 SPARE = 1
 """Replicas above the corrected need that are left to the damping."""
 
@@ -57,11 +56,14 @@ SPARE = 1
 def predicted_scv(settings: PolicySettings, view: PipelineView, plans: Sequence[Plan]) -> list[float | None]:
     """Predicted squared CV of every stage's arrivals at the replicas wanted; None where nothing tells it.
 
-    The entry's is its own estimate. All None for looping pipelines, missing data or smoothing `off`.
+    The entry's is its own estimate. All None for looping pipelines, graphs that are no chain, missing data or
+    smoothing `off`.
     """
     unknown: list[float | None] = [None] * len(plans)
     predictor = PREDICTORS.get(settings.smoothing)
     if predictor is None or not plans or view.execution == "looping" or any(p.is_held for p in plans):
+        return unknown
+    if not is_chain(predecessors(view.stages)):
         return unknown
     rate_rps = plans[0].known.arrival_slow_rps or plans[0].known.arrival_rps
     entry = plans[0].known.arrival_scv
@@ -156,4 +158,4 @@ def _reclaimed(settings: PolicySettings, plan: Plan, scv: float, rps: float, flo
     if wanted >= plan.wanted:
         return plan
     reason = f"{plan.reason}; {plan.wanted - wanted} reclaimed at CV {math.sqrt(scv):.2g}"
-    return msgspec.structs.replace(plan, wanted=wanted, reason=reason)
+    return msgspec.structs.replace(plan, wanted=wanted, reclaimed=plan.wanted - wanted, reason=reason)
