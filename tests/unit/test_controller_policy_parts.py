@@ -9,7 +9,14 @@ import pytest
 from support.controller_world import FluidStage, FluidWorld
 
 from keystage.controller.domain.decision import Decision, SetReplicas
-from keystage.controller.domain.snapshot import BatchProfile, FunctionView, Slo, StageView
+from keystage.controller.domain.snapshot import (
+    BatchProfile,
+    FunctionView,
+    Override,
+    PipelineView,
+    Slo,
+    StageView,
+)
 from keystage.controller.maths.estimator import Estimates
 from keystage.controller.policy import demand
 from keystage.controller.policy.decide import decide
@@ -132,6 +139,40 @@ def test_a_quiet_pipeline_is_passed_over_and_looked_at_again_in_time() -> None:
     assert not all(looked[4:])
     ticks = round(world.settings.rest_s / 0.25) + 1
     assert all(any(looked[k : k + ticks]) for k in range(len(looked) - ticks))
+
+
+def test_a_quiet_pipeline_gives_up_what_a_person_asks_for_elsewhere() -> None:
+    world = FluidWorld([FluidStage(0.1), FluidStage(0.1)], slo=Slo(deadline_s=2.0))
+    world.run(40, 20)
+    held = [s.desired or 0 for s in world.stages]
+    assert min(held) >= 4
+    asked = FunctionView(function="q-stage-0", desired=1, ready=1, override=Override(6, world.now + 100))
+    other = PipelineView(
+        pipeline="q", execution="single-pass", slo=Slo(), stages=(StageView(stage=0, scale=asked),)
+    )
+    seen = []
+    for _ in range(8):  # in one of these ticks the first pipeline has its turn, in the others it is quiet
+        world.step(0)
+        budget = sum(s.desired or 0 for s in world.stages) + 2
+        snapshot = msgspec.structs.replace(
+            world.seen, at_s=world.now + 0.1, pipelines=(*world.seen.pipelines, other), budget_replicas=budget
+        )
+        decision = decide(world.settings, snapshot, world.state)
+        stated = {a.function: a.replicas for a in decision.actions if isinstance(a, SetReplicas)}
+        assert stated["q-stage-0"] == 6
+        assert sum(r.replicas for r in decision.reports) <= budget
+        for report, stage in zip(decision.reports[:2], world.stages, strict=True):
+            assert stated.get(report.function, stage.desired) == report.replicas  # what is told is stated
+        if decision.reports[0].reason.startswith("nothing changed"):
+            seen.append(
+                min(
+                    r.replicas - (s.desired or 0)
+                    for r, s in zip(decision.reports, world.stages, strict=False)
+                )
+            )
+            assert "p" not in decision.state.settled
+    assert seen
+    assert max(seen) < 0
 
 
 @pytest.mark.parametrize("what", ["queue", "arrivals", "ready", "max_replicas"])

@@ -141,6 +141,13 @@ def test_off_and_rings_pass_as_they_are():
     assert smooth(SETTINGS, view, plans) == plans
 
 
+def test_a_graph_that_is_no_chain_passes_as_it_is():
+    view, plans = pipeline([2, 2, 8, 2])
+    assert smooth(SETTINGS, view, plans) != plans
+    forked = tuple(msgspec.structs.replace(s, after=(0,) if s.stage else ()) for s in view.stages)
+    assert smooth(SETTINGS, msgspec.structs.replace(view, stages=forked), plans) == plans
+
+
 def test_held_stages_pass_as_they_are():
     view, plans = pipeline([2, 2, 8, 2])
     plans[3] = msgspec.structs.replace(plans[3], is_held=True)
