@@ -52,6 +52,8 @@ def deal(plans: Sequence[Plan], snapshot: Snapshot) -> list[Plan]:
     Stages keep what they have and still want; only if that is too much, or
     leaves somebody's request short, is dealt anew from the minimums.
     """
+    if snapshot.budget_replicas is None and has_room(snapshot, [p.wanted for p in plans]):
+        return list(plans)
     weights, room = _bound(plans, snapshot)
     if sum(w * p.wanted for w, p in zip(weights, plans, strict=True)) <= room * (1 + 1e-9):
         return list(plans)
@@ -66,6 +68,21 @@ def deal(plans: Sequence[Plan], snapshot: Snapshot) -> list[Plan]:
         else p
         for p, n, weight in zip(plans, given, weights, strict=True)
     ]
+
+
+def has_room(snapshot: Snapshot, numbers: Sequence[int], more: int = 0) -> bool:
+    """Whether so many replicas of each stage fit even if each takes whole GPUs, and `more` GPUs beside them.
+
+    It is a quick look: False says that it has to be counted exactly.
+
+    Args:
+        snapshot: nodes and stages.
+        numbers: replicas of the stages, in the snapshot's order; what follows is not read.
+        more: GPUs that must be left.
+    """
+    stages = (stage for view in snapshot.pipelines for stage in view.stages)
+    asked = sum([s.gpus * n for s, n in zip(stages, numbers, strict=False) if s.gpus > 0])
+    return asked + more <= sum([len(node.gpus) for node in snapshot.nodes])
 
 
 def gpu_weight(stage: StageView, size_bytes: int) -> float:

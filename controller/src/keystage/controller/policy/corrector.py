@@ -63,18 +63,17 @@ def correct(settings: PolicySettings, view: PipelineView, state: PolicyState, at
     for k, (stage, plan, one) in enumerate(zip(view.stages, plans, services, strict=True)):
         # The rate is the entry's: whatever comes in comes here, and what comes faster than that is a
         # backlog of the stages in front, which counts as such.
+        known, effort, wait_s = plan.known, efforts[k], waits_s[k]
+        stage_scv = min(known.arrival_scv, settings.most_stage_scv)
         steady = Load(
-            arrival_rps=rate_rps * efforts[k],
-            arrival_scv=min(plan.known.arrival_scv, settings.most_stage_scv),
-            service_s=1 / one.rps(batches[k]),
-            service_scv=plan.known.service_scv,
-            servers=1,
-            backlog=0.0,
-            wait_s=waits_s[k],
+            rate_rps * effort, stage_scv, 1 / one.rps(batches[k]), known.service_scv, 1, 0.0, wait_s
         )
-        full = replace(steady, service_s=1 / one.rps(one.most), backlog=waiting[k] * efforts[k])
-        least = math.ceil(min(MOST_REPLICAS, chain_rps * efforts[k] * steady.service_s * (1 - 1e-9)))
-        own_s = plan.known.service_s or one.alone_s
+        full = Load(
+            rate_rps * effort, stage_scv, 1 / one.rps(one.most), known.service_scv, 1,
+            waiting[k] * effort, wait_s,
+        )  # fmt: skip
+        least = math.ceil(min(MOST_REPLICAS, chain_rps * effort * steady.service_s * (1 - 1e-9)))
+        own_s = known.service_s or one.alone_s
         share_s = shares_s[k]
         needed.append(
             _needed(settings, stage, plan, steady, full, own_s, state, at_s, share_s, drain_s, least, one)

@@ -12,7 +12,7 @@ import math
 
 from keystage.controller.domain.snapshot import Counters, PipelineView, Snapshot, StageView
 from keystage.controller.domain.state import PolicyState, StageState
-from keystage.controller.policy.clamp import gpu_room, gpu_weight
+from keystage.controller.policy.clamp import gpu_room, gpu_weight, has_room
 from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
 
 
@@ -46,25 +46,26 @@ def is_due(
 
 def is_unchanged(stage: StageView, memory: StageState, at_s: float, stale_s: float) -> bool:
     """Whether a stage shows what it showed when it was looked at last, and has the replicas it should."""
-    scale, seen = stage.scale, memory.estimator
+    seen, routers = memory.estimator, stage.routers
+    seen_s, vectors = seen.at_s, seen.routers
+    if seen_s is None or at_s < seen_s or len(routers) != len(vectors):
+        return False
+    for router in routers:  # most changes are these
+        if not is_same(router.counters, vectors.get(router.incarnation, ())):
+            return False
+        if at_s - seen_s > stale_s and router.at_s == seen.clocks.get(router.incarnation):
+            return False
+    scale = stage.scale
     desired = scale.desired
     if desired is None or desired != memory.desired or desired != scale.ready or scale.starting:
         return False
-    if scale.override is not None or scale.wake or seen.at_s is None or at_s < seen.at_s:
+    if scale.override is not None or scale.wake:
         return False
     lowest = max(0, scale.min_replicas)
-    if desired < lowest or desired > MOST_REPLICAS or (desired > scale.max_replicas and desired > lowest):
-        return False
-    if scale.cap is not None and desired > scale.cap and desired > lowest:
-        return False
-    if len(stage.routers) != len(seen.routers):
-        return False
-    for router in stage.routers:
-        if not is_same(router.counters, seen.routers.get(router.incarnation, ())):
-            return False
-        if at_s - seen.at_s > stale_s and router.at_s == seen.clocks.get(router.incarnation):
-            return False
-    return True
+    if desired == lowest:
+        return desired <= MOST_REPLICAS
+    cap = scale.cap
+    return lowest < desired <= min(MOST_REPLICAS, scale.max_replicas) and (cap is None or desired <= cap)
 
 
 def is_same(now: Counters, seen: tuple[float, ...]) -> bool:
@@ -88,6 +89,9 @@ def is_short(snapshot: Snapshot) -> bool:
     stages = [stage for view in snapshot.pipelines for stage in view.stages]
     if snapshot.budget_replicas is not None:
         return sum(stage.scale.current for stage in stages) >= snapshot.budget_replicas
+    most = max((stage.gpus for stage in stages), default=0)
+    if most <= 0 or has_room(snapshot, [stage.scale.current for stage in stages], most):
+        return False
     size, count = gpu_room(snapshot)
     if not count:
         return False

@@ -108,15 +108,20 @@ def _serving_of(settings: PolicySettings, stage: StageView, plan: Plan) -> Servi
 def smooth(settings: PolicySettings, view: PipelineView, plans: Sequence[Plan]) -> list[Plan]:
     """Lowers the wanted replicas of one pipeline's stages where they have more than they can use.
 
-    Nothing is predicted where no stage holds more than its need and the spare: there is nothing to reclaim.
+    Nothing is predicted where no stage holds more than need, spare and load: there is nothing to reclaim.
     """
     keys = math.ceil(KEY_RATIO * len(plans))
     if not any(p.rank >= keys and p.wanted > max(p.corrected + SPARE, p.lowest) for p in plans):
         return list(plans)
-    scvs = predicted_scv(settings, view, plans)
-    if None in scvs or any(not is_number(p.share_s) for p in plans):
-        return list(plans)
     pace_rps = [_replica_rps(settings, stage, plan) for stage, plan in zip(view.stages, plans, strict=True)]
+    if not any(
+        p.rank >= keys and rps and p.wanted > _least(settings, p, rps)
+        for p, rps in zip(plans, pace_rps, strict=True)
+    ):
+        return list(plans)
+    scvs = predicted_scv(settings, view, plans)
+    if None in scvs or not all(pace_rps):
+        return list(plans)
     room_rps = [p.wanted * rps for p, rps in zip(plans, pace_rps, strict=True)]  # z lambda
     smoothed: list[Plan] = []
     feed_rps, is_fed = math.inf, False
@@ -136,10 +141,10 @@ def smooth(settings: PolicySettings, view: PipelineView, plans: Sequence[Plan]) 
 
 
 def _replica_rps(settings: PolicySettings, stage: StageView, plan: Plan) -> float:
-    """Items/s of a busy replica in the batches its share allows: mu, as the corrector counts it."""
+    """Items/s of a busy replica in the batches its share allows: mu as the corrector has it; 0: unknown."""
     serving = _serving_of(settings, stage, plan)
-    assert serving is not None
-    assert plan.share_s is not None
+    if serving is None or not is_number(plan.share_s):
+        return 0.0
     return serving.rps(serving.batch_within(plan.share_s))
 
 
@@ -148,13 +153,18 @@ def weight(scv: float) -> float:
     return scv / (scv + 1)
 
 
-def _reclaimed(settings: PolicySettings, plan: Plan, scv: float, rps: float, floor: int) -> Plan:
-    """The plan with fewer replicas, if need, load and bounds allow."""
+def _least(settings: PolicySettings, plan: Plan, rps: float) -> int:
+    """Fewest replicas that are left to a stage whatever its arrivals: need and spare, load, minimum."""
     slow_rps = plan.known.arrival_slow_rps
     if not is_number(slow_rps):
-        return plan
+        return plan.wanted
     carried = demand.ceil_within(slow_rps / (settings.carry_ratio * rps), MOST_REPLICAS)
-    wanted = max(floor, plan.corrected + SPARE, carried, plan.lowest)
+    return max(plan.corrected + SPARE, carried, plan.lowest)
+
+
+def _reclaimed(settings: PolicySettings, plan: Plan, scv: float, rps: float, floor: int) -> Plan:
+    """The plan with fewer replicas, if need, load and bounds allow."""
+    wanted = max(floor, _least(settings, plan, rps))
     if wanted >= plan.wanted:
         return plan
     reason = f"{plan.reason}; {plan.wanted - wanted} reclaimed at CV {math.sqrt(scv):.2g}"
