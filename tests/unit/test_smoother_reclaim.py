@@ -154,6 +154,13 @@ def test_held_stages_pass_as_they_are():
     assert smooth(SETTINGS, view, plans) == plans
 
 
+@pytest.mark.parametrize("share_s", [None, -1.0, float("nan")])
+def test_a_share_that_is_no_time_leaves_a_pipeline_alone(share_s):
+    view, plans = pipeline([2, 2, 8, 2])
+    plans[2] = msgspec.structs.replace(plans[2], share_s=share_s)
+    assert smooth(SETTINGS, view, plans) == plans
+
+
 @pytest.mark.parametrize("smoothing", ["qna", "attention"])
 def test_plans_tell_the_predicted_variation(smoothing):
     settings = msgspec.structs.replace(SETTINGS, smoothing=smoothing)

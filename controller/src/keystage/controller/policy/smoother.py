@@ -143,7 +143,7 @@ def smooth(settings: PolicySettings, view: PipelineView, plans: Sequence[Plan]) 
 def _replica_rps(settings: PolicySettings, stage: StageView, plan: Plan) -> float:
     """Items/s of a busy replica in the batches its share allows: mu as the corrector has it; 0: unknown."""
     serving = _serving_of(settings, stage, plan)
-    if serving is None or not is_number(plan.share_s):
+    if serving is None or not is_number(plan.share_s) or plan.share_s < 0:
         return 0.0
     return serving.rps(serving.batch_within(plan.share_s))
 
