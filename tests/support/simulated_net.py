@@ -47,6 +47,8 @@ class Net:
 class NetMailbox:
     """What `Mailbox` does, over `Net`."""
 
+    refused = 0
+
     def __init__(self, net: Net, address: str) -> None:
         self.net = net
         self.address = address
@@ -54,6 +56,14 @@ class NetMailbox:
     def send(self, to: str, message: api.Message, payload: memoryview | None = None) -> bool:
         self.net.post(self.address, to, message, None if payload is None else bytes(payload))
         return True
+
+    def is_near(self, peer: str) -> bool:
+        del peer
+        return True
+
+    def unreachable(self, peer: str) -> str | None:
+        del peer
+        return None
 
     def forget(self, peer: str) -> None:
         self.net.queues.pop((self.address, peer), None)

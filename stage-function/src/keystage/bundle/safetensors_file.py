@@ -65,6 +65,25 @@ def parse_header(path: Path) -> Header:
     return Header(8 + length, _entries(path, raw, size - 8 - length))
 
 
+def header_in(name: Path, content: memoryview) -> Header:
+    """Reads and checks the header of a safetensors file that is in memory.
+
+    Args:
+        name: for messages.
+        content: the whole file.
+
+    Raises:
+        BundleError: truncated, or no safetensors file.
+    """
+    size = len(content)
+    length = int.from_bytes(content[:8], "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise BundleError(
+            f"{name}: truncated or no safetensors file: header of {length} bytes, content of {size} bytes"
+        )
+    return Header(8 + length, _entries(name, bytes(content[8 : 8 + length]), size - 8 - length))
+
+
 def _entries(path: Path, raw: bytes, data_bytes: int) -> dict[str, TensorEntry]:
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])

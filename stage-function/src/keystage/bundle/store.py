@@ -53,6 +53,19 @@ def load(location: str | os.PathLike[str]) -> Pipeline:
         body = path.read_bytes()
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror or error}") from error
+    return decode(body, path)
+
+
+def decode(body: bytes, path: Path) -> Pipeline:
+    """Checks the content of a `pipeline.json` as `load` does.
+
+    Args:
+        body: the content.
+        path: where it is from, for the message.
+
+    Raises:
+        BundleError: garbled JSON, wrong types, unknown version, stages out of order.
+    """
     try:
         version = msgspec.json.decode(body, type=dict[str, Any]).get("version")
         if version != BUNDLE_VERSION:

@@ -7,7 +7,7 @@ the running stage. Nothing here knows a particular architecture, and nothing imp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -180,6 +180,7 @@ class Family(Protocol):
         tensors: Mapping[str, torch.Tensor],
         device: torch.device,
         dtype: torch.dtype,
+        share: Callable[[torch.Tensor], None] | None = None,
     ) -> LoadedStage:
         """Makes the running stage from its parameters.
 
@@ -189,6 +190,7 @@ class Family(Protocol):
             tensors: parameters by name; used in place where type and device are right already.
             device: where to run.
             dtype: type of parameters, activations and KV state.
+            share: see `loading.build_stage`.
 
         Raises:
             BundleError: a parameter is missing or has another shape.

@@ -56,9 +56,18 @@ class KvSlots:
         self._dtype = dtype
         self._sessions: dict[int, _Session] = {}
 
-    def open(self, slot: int, capacity: int) -> None:
-        """Allocates a session's buffers; replaces what the slot held."""
+    def open(self, slot: int, capacity: int, buffers: list[torch.Tensor] | None = None) -> None:
+        """Takes a session's buffers, or allocates them; replaces what the slot held.
+
+        Args:
+            slot: the session's.
+            capacity: its tokens.
+            buffers: per layer [2 * kv_heads, at least capacity, head_dim], None: they are allocated.
+        """
         self._sessions.pop(slot, None)
+        if buffers is not None:
+            self._sessions[slot] = _Session(buffers, capacity, 0)
+            return
         shape = (self._layers, 2 * self._kv_heads, capacity, self._head_dim)
         buffer = torch.empty(shape, device=self._device, dtype=self._dtype)
         self._sessions[slot] = _Session(list(buffer), capacity, 0)

@@ -1,9 +1,8 @@
 """Matrix multiplication with resident weights, in the layout that is fastest on the device.
 
 On CPU oneDNN keeps weights in blocks: measured for SmolLM2's layers in fp32 on one thread, four
-rows take 25 ms instead of 51, 128 rows 256 ms instead of 314. That layout is a private copy; a
-caller that shares one mapping of the parameters between processes passes `packed=False` and gets
-the plain multiplication on the memory as it is.
+rows take 25 ms instead of 51, 128 rows 256 ms instead of 314. That layout is a copy; a caller that
+shares parameters between processes takes it with `keep` and moves it into shared memory.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import TypeAlias
 import torch
 from torch.nn import functional
 
+from keystage.models.shared import Keep
+
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Maps [T, in] to [T, out]."""
 
@@ -22,16 +23,21 @@ Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 _REORDER, _MULTIPLY, _HAS_BF16 = "_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor | None, *, packed: bool = True) -> Linear:
+def linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, *, packed: bool = True, keep: Keep | None = None
+) -> Linear:
     """Makes x -> x @ weight.T + bias.
 
     Args:
         weight: [out, in], on its device.
         bias: [out] or None.
-        packed: whether a private copy in a faster layout is allowed (used on CPU only).
+        packed: whether a copy in a faster layout is allowed (used on CPU only).
+        keep: gets the matrix that is multiplied with, packed or as it is.
     """
-    if packed and _is_packable(weight):
-        return _packed(weight, bias)
+    if packed and is_packable(weight.device, weight.dtype):
+        return _packed(weight, bias, keep)
+    if keep is not None:
+        keep(weight)
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, weight, bias)
@@ -39,19 +45,21 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None, *, packed: bool = Tr
     return multiply
 
 
-def _is_packable(weight: torch.Tensor) -> bool:
+def is_packable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies this type well here; fp16 is left to the plain path."""
-    if weight.device.type != "cpu":
+    if device.type != "cpu":
         return False
     if not (hasattr(torch.ops.mkldnn, _MULTIPLY) and hasattr(torch.ops.mkldnn, _REORDER)):
         return False
-    if weight.dtype is torch.bfloat16:
+    if dtype is torch.bfloat16:
         return bool(getattr(torch.ops.mkldnn, _HAS_BF16)())
-    return weight.dtype is torch.float32
+    return dtype is torch.float32
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None, keep: Keep | None) -> Linear:
     blocks = getattr(torch.ops.mkldnn, _REORDER)(weight)
+    if keep is not None:
+        keep(blocks)
     own_bias = None if bias is None else bias.clone()
     multiply_blocks = getattr(torch.ops.mkldnn, _MULTIPLY).default
 

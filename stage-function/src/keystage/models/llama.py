@@ -20,6 +20,7 @@ from keystage.models.kv import KvSlots
 from keystage.models.llama_config import LlamaConfig
 from keystage.models.llama_parameters import Layer, StageParameters, gather
 from keystage.models.rope import RotaryTable, frequencies, rotate_
+from keystage.models.shared import Keep
 
 
 class LlamaStage:
@@ -51,15 +52,30 @@ class LlamaStage:
         layers = self.role.end_layer - self.role.first_layer
         return 2 * layers * self._config.kv_heads * self._config.head_dim * self.dtype.itemsize
 
+    @property
+    def config(self) -> LlamaConfig:
+        """Sizes and constants."""
+        return self._config
+
+    @property
+    def parameters(self) -> StageParameters:
+        """What it multiplies with; `llama_decode` runs on the same."""
+        return self._parameters
+
+    @property
+    def kv(self) -> KvSlots:
+        """KV state of its sessions."""
+        return self._slots
+
     @torch.inference_mode()
-    def open(self, slot: int, capacity: int) -> None:
-        """See `StageModel.open`."""
+    def open(self, slot: int, capacity: int, buffers: list[torch.Tensor] | None = None) -> None:
+        """See `StageModel.open`; `buffers`: see `KvSlots.open`."""
         if not 1 <= capacity <= self._config.context_length:
             raise StageError(
                 f"slot {slot}: capacity must be 1 to {self._config.context_length} tokens, got {capacity}"
             )
         self._rope.grow(capacity)
-        self._slots.open(slot, capacity)
+        self._slots.open(slot, capacity, buffers)
 
     def close(self, slot: int) -> None:
         """See `StageModel.close`."""
@@ -98,10 +114,10 @@ class LlamaStage:
         if embedding is None:
             return x.to(self.device, self.dtype)
         if tokens:
-            self._check_ids(int(x.min()), int(x.max()))
+            self.check_ids(int(x.min()), int(x.max()))
         return functional.embedding(x.to(self.device, torch.int64), embedding)
 
-    def _check_ids(self, least: int, greatest: int) -> None:
+    def check_ids(self, least: int, greatest: int) -> None:
         """Refuses ids outside the vocabulary: on a GPU they would end the whole process."""
         if least < 0 or greatest >= self._config.vocab_size:
             raise StageError(
@@ -161,7 +177,8 @@ class LlamaFamily:
         tensors: Mapping[str, torch.Tensor],
         device: torch.device,
         dtype: torch.dtype,
+        share: Keep | None = None,
     ) -> LlamaStage:
         """See `Family.build`."""
         parsed = llama_config.parse(config)
-        return LlamaStage(parsed, role, gather(parsed, role, tensors, device, dtype), device, dtype)
+        return LlamaStage(parsed, role, gather(parsed, role, tensors, device, dtype, share), device, dtype)

@@ -15,8 +15,9 @@ import torch
 from keystage.bundle.errors import BundleError
 from keystage.models import llama_layout
 from keystage.models.base import StageRole
-from keystage.models.linear import Linear, linear
+from keystage.models.linear import Linear, is_packable, linear
 from keystage.models.llama_config import LlamaConfig
+from keystage.models.shared import Keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +45,43 @@ class StageParameters:
 class _Named:
     """The tensors of a stage, checked and moved as they are taken."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        share: Keep | None,
+    ) -> None:
         self._tensors = tensors
         self._device = device
         self._dtype = dtype
+        self._share = share
+        # Without packed matrices the shared file is used as it is, and nothing need be copied from it.
+        self._detach = share is None or is_packable(device, dtype)
+        self._sources = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
 
     def take(self, name: str, *, own: bool = False) -> torch.Tensor:
         """One tensor on the device in the stage's type; `own` detaches it from the read buffer."""
         tensor = self._tensors[name]
-        return tensor.to(self._device, self._dtype, copy=own and tensor.device == self._device)
+        copy = own and self._detach and tensor.device == self._device
+        return tensor.to(self._device, self._dtype, copy=copy)
 
     def fused(self, names: Sequence[str]) -> torch.Tensor:
         """Tensors below one another along axis 0, as a view where they lie so in memory."""
         parts = [self._tensors[name] for name in names]
         joined = _adjacent(parts)
         return (torch.cat(parts) if joined is None else joined).to(self._device, self._dtype)
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """The multiplication; its matrix is shared where children may need it."""
+        return linear(weight, bias, keep=self.keep)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Shares a tensor if it is one that the stage has made."""
+        if self._share is None or tensor.device.type != "cpu":
+            return
+        if tensor.is_mkldnn or tensor.untyped_storage().data_ptr() not in self._sources:
+            self._share(tensor)
 
 
 def _adjacent(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -81,8 +104,9 @@ def gather(
     tensors: Mapping[str, torch.Tensor],
     device: torch.device,
     dtype: torch.dtype,
+    share: Keep | None = None,
 ) -> StageParameters:
-    """Checks the tensors of a stage and fuses them.
+    """Checks the tensors of a stage and fuses them; `share`: see `loading.build_stage`.
 
     Raises:
         BundleError: a tensor is missing or has another shape.
@@ -96,8 +120,10 @@ def gather(
                 f"parameter {expected.name}: shape {list(expected.shape)} expected, "
                 f"{list(tensor.shape)} found"
             )
-    named = _Named(tensors, device, dtype)
+    named = _Named(tensors, device, dtype, share)
     embedding = named.take(llama_layout.EMBEDDING, own=True) if role.is_first else None
+    if embedding is not None:
+        named.keep(embedding)
     layers = [_layer(config, index, named) for index in range(role.first_layer, role.end_layer)]
     final_norm = named.take(llama_layout.FINAL_NORM, own=True) if role.is_last else None
     return StageParameters(embedding, layers, final_norm, _head(role, tensors, named, embedding))
@@ -109,7 +135,7 @@ def _layer(config: LlamaConfig, index: int, named: _Named) -> Layer:
     def fused(parts: Sequence[str], biased: bool) -> Linear:
         weight = named.fused([f"{prefix}{part}.weight" for part in parts])
         bias = named.fused([f"{prefix}{part}.bias" for part in parts]) if biased else None
-        return linear(weight, bias)
+        return named.linear(weight, bias)
 
     return Layer(
         attention_norm=named.take(f"{prefix}input_layernorm.weight", own=True),
@@ -127,6 +153,6 @@ def _head(
     if not role.is_last:
         return None
     if llama_layout.HEAD in tensors:
-        return linear(named.fused([llama_layout.HEAD]), None)
+        return named.linear(named.fused([llama_layout.HEAD]))
     assert embedding is not None
     return linear(embedding, None, packed=False)

@@ -14,12 +14,12 @@ import torch
 
 from keystage.bundle import store
 from keystage.bundle.api import Pipeline
-from keystage.bundle.dtypes import FLOAT_NAMES
-from keystage.bundle.errors import BundleError
 from keystage.bundle.hashing import buffer_chunks
 from keystage.bundle.safetensors_file import parse_header, read_range
 from keystage.models.base import LoadedStage, Row, StageRole, torch_dtype
 from keystage.models.families import family_named
+from keystage.models.raw import tensors_in
+from keystage.models.shared import Keep
 
 _WARM_TOKENS = 16
 _WARM_BATCHES = (1, 2, 4, 8)
@@ -59,14 +59,7 @@ def read_stage(
     read_range(path, 0, body)
     if check:
         store.check_chunks(path, stage, pipeline.dtype, buffer_chunks(body))
-    tensors: dict[str, torch.Tensor] = {}
-    for name, entry in header.tensors.items():
-        start, end = (header.data_start + offset for offset in entry.data_offsets)
-        if entry.dtype not in FLOAT_NAMES:
-            raise BundleError(f"{path}: tensor {name} has type {entry.dtype}, a floating type is expected")
-        flat = buffer[start:end].view(getattr(torch, FLOAT_NAMES[entry.dtype]))
-        tensors[name] = flat.view(entry.shape)
-    return tensors
+    return tensors_in(buffer, str(path), header)
 
 
 def load_stage(
@@ -102,13 +95,24 @@ def build_stage(
     tensors: Mapping[str, torch.Tensor],
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
+    share: Keep | None = None,
 ) -> LoadedStage:
-    """Makes a stage from parameters that are in memory already; see `load_stage`."""
+    """Makes a stage from parameters that are in memory already; see `load_stage`.
+
+    Args:
+        pipeline: its description.
+        stage_index: which stage.
+        tensors: parameters by name.
+        device: see `load_stage`.
+        dtype: see `load_stage`.
+        share: takes every large tensor that the stage makes for itself (`shared.SharedMemory.move`).
+            The stage then uses `tensors` in place where it makes none.
+    """
     kind = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype or pipeline.dtype)
     family = family_named(pipeline.family)
     with torch.inference_mode():
         return family.build(
-            pipeline.config, role_of(pipeline, stage_index), tensors, torch.device(device), kind
+            pipeline.config, role_of(pipeline, stage_index), tensors, torch.device(device), kind, share
         )
 
 

@@ -23,9 +23,10 @@ from keystage.router.metrics import samples
 from keystage.router.node import RouterNode
 from keystage.router.text import load_text
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
+from keystage.wire.errors import WireError
 from keystage.wire.events import EventLog
-from keystage.wire.mailbox import Mailbox
 from keystage.wire.metrics import Samples
+from keystage.wire.opening import open_router
 
 log = logging.getLogger("keystage.router")
 
@@ -39,6 +40,7 @@ async def serve(config: RouterConfig) -> None:
     Raises:
         BundleError: the bundle cannot be read.
         EndpointError: the HTTP address is taken.
+        WireError: a setting of the wire cannot be used.
         zmq.ZMQError: the inbox address is taken.
     """
     folder = bundle_path(config.bundle)
@@ -47,7 +49,7 @@ async def serve(config: RouterConfig) -> None:
     listening = listen(config.http)
     node = RouterNode(
         pipeline,
-        Mailbox(config.router),
+        open_router(config.router),
         config.bounds(),
         EventLog(config.events, config.replica),
         config.max_body_bytes,
@@ -89,7 +91,7 @@ def main() -> int:
         config = RouterConfig()  # type: ignore[call-arg]  # filled from the environment
         watch_lifeline(config.lifeline_fd)
         asyncio.run(serve(config))
-    except (ValidationError, BundleError, EndpointError) as error:
+    except (ValidationError, BundleError, EndpointError, WireError) as error:
         print(f"keystage router: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except zmq.ZMQError as error:

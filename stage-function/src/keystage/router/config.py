@@ -17,7 +17,7 @@ class RouterConfig(BaseSettings):
     Attributes:
         pipeline: pipeline name.
         bundle: `file://` URL or path of the bundle.
-        router: inbox address to bind (`ipc://...`).
+        router: inbox address to bind: `ipc://PATH`, `tcp://HOST:PORT`, or both (see `wire.address`).
         http: `host:port` or `fd://N`.
         replica: unique name.
         events: folder for event logs, none when unset.

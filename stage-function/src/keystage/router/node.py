@@ -29,7 +29,8 @@ from keystage.router.single import SinglePassCore
 from keystage.router.streams import TokenStream
 from keystage.wire import api
 from keystage.wire.events import EventLog
-from keystage.wire.mailbox import Mailbox, node_identity
+from keystage.wire.mailbox import Mailbox
+from keystage.wire.opening import node_identity
 
 log = logging.getLogger(__name__)
 
@@ -276,7 +277,11 @@ class RouterNode:
         known = self.fleet.workers.get(sender)
         if known is not None and known.hello.pid != message.pid:
             self._lost(sender, "replaced")
-        refused = self._other_parameters(message) or self.fleet.hello(sender, message, now_s)
+        for address, other in list(self.fleet.workers.items()):
+            if other.hello.replica == message.replica and address != sender:
+                # Started anew: beyond this node its port, and so its address, is another one.
+                self._lost(address, "replaced")
+        refused = self._unfit(sender, message) or self.fleet.hello(sender, message, now_s)
         if refused is not None:
             log.error("refused a worker: %s", refused)
             return
@@ -284,8 +289,11 @@ class RouterNode:
         if message.node == self._node:
             self._watch(sender, message.pid)
 
-    def _other_parameters(self, message: api.Hello) -> str | None:
-        """Why a worker's parameters are not those of this router's bundle, None when they are."""
+    def _unfit(self, sender: str, message: api.Hello) -> str | None:
+        """Why a worker is none for this router: not to be reached, or of another bundle."""
+        reason = self._mailbox.unreachable(sender)
+        if reason is not None:
+            return f"{message.replica} at {sender}: {reason}"
         first = message.stages[0] if message.stages else -1
         if not 0 <= first < len(self._pipeline.stages):
             return None  # the fleet refuses it for its stages

@@ -14,15 +14,16 @@ from keystage.router.admission import AdmissionBounds, Gate
 from keystage.router.batching import BatchPolicy, BatchState
 from keystage.router.counters import StageMeter
 from keystage.router.engine import Failure, Refusal, TooLate
-from keystage.router.fleet import Fleet
+from keystage.router.fleet import DEAD_AFTER_S, Fleet
 from keystage.router.sessions import Answer, Item, Outcome, Refuse, SessionState, advance
 from keystage.wire import api
 
 WAITING_BYTES = 16 * 1024 * 1024
 """Activations that may wait for one stage: a quarter of a producer's ring, so it never fills."""
 
-ACK_GRACE_S = 1.0
-"""A worker gathers acknowledgements for some 20 ms; one that died before it sent them owes them."""
+ACK_GRACE_S = DEAD_AFTER_S + 1.0
+"""A worker gathers acknowledgements for some 20 ms; one that died before it sent them owes them, and on
+another node its death is noticed by its silence only."""
 
 
 class SinglePassCore:

@@ -45,7 +45,7 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
         slots: sessions (looping) or items in flight (single-pass) it can hold.
         kv_tokens: token positions its KV state can hold; 0 for single-pass.
         max_batch: rows of the largest batch or wave it takes.
-        address: endpoint of its inbox, for other workers.
+        address: its name, by which others reach it (`wire.address`).
         pid: process id, meaningful on `node`.
         node: host identity (boot id); equal identities share memory and process ids.
         looping: whether the pipeline loops.

@@ -1,5 +1,9 @@
 """ZeroMQ mailboxes: every process binds one inbox (PULL) and connects an outbox (PUSH) per peer.
 
+The inbox listens on `ipc://` and, where other nodes are to reach it, on `tcp://` with CURVE as well: one
+socket, because ZeroMQ takes security options at each bind. A peer is connected over ipc when its address
+says that it is on this node, else over tcp; both ways carry the same bytes.
+
 A message is one frame, the sender's inbox address and a zero byte before the body, with a second
 for a tensor that does not travel through a ring. Order is kept per (sender, receiver). Nothing here
 blocks on a dead peer: an outbox drops when its high-water mark is reached, and the caller learns of it.
@@ -10,12 +14,20 @@ event loop (`fd` in an `add_reader`, then `drain`).
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
 
+from keystage.wire.address import Address, join_host, parse, split_host
 from keystage.wire.api import Message, encode
+from keystage.wire.errors import WireError
+from keystage.wire.gate import Gate
+from keystage.wire.link import Link
+
+log = logging.getLogger(__name__)
 
 # Plain numbers: combining zmq's flag enumerations costs more than the call.
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -25,43 +37,79 @@ SEND_HIGH_WATER = 20_000
 """Messages queued for one peer before it counts as gone: about 40 waves a second for 500 s."""
 
 
-def node_identity() -> str:
-    """Identity of this host and pid namespace: equal identities share memory and process ids."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+MAX_FRAME_BYTES = 1 << 30
+"""Largest frame between nodes, four times the bytes that a router keeps waiting by default. A peer that
+announces more is cut off before it has proved anything, so that it cannot fill our memory."""
+HEARTBEAT_MS, SILENT_MS = 2000, 10_000
+"""ZeroMQ's own pings between nodes, so that a vanished host's connection ends and is made anew."""
 
 
 class Mailbox:
     """One inbox and the outboxes of a process.
 
     Args:
-        address: endpoint to bind (`ipc://...`, at most 107 bytes of path).
+        address: name of this process and endpoint to bind: `ipc://PATH` (at most 107 bytes of path),
+            `tcp://HOST:PORT`, or both, see `wire.address`.
         context: shared ZeroMQ context, or None for a new one.
+        link: keys and own node; needed for everything beyond `ipc://`. With a host in it an
+            `ipc://` address gets a tcp port of the system's choice beside it.
+        tensors: `host:port` where other nodes fetch this process's tensors, to be told in its address.
+        is_named: others know this process by `address` as it stands: nothing is added to it.
+
+    Attributes:
+        address: the name that other processes know; complete only after binding.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
+        WireError: the address has another form, or needs a secret that is not there.
     """
 
-    def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
-        self.address = address
-        self._own = address.encode() + b"\0"
+    def __init__(
+        self,
+        address: str,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        link: Link | None = None,
+        tensors: str = "",
+        *,
+        is_named: bool = False,
+    ) -> None:
+        self._link = link or Link()
+        self._parts = parse(address)
         self._context = context or zmq.Context()
         self._owns_context = context is None
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, 0)
         self._inbox.setsockopt(zmq.LINGER, 0)
+        self._gate: Gate | None = None
         try:
-            self._inbox.bind(address)
-        except zmq.ZMQError:
+            if self._parts.ipc:
+                self._inbox.bind(f"ipc://{self._parts.ipc}")
+            if self._parts.tcp:
+                self._bind_tcp(*split_host(self._parts.tcp))
+            elif self._link.host and not is_named:
+                self._parts = self._complete(self._bind_tcp(self._link.host, 0), tensors)
+            elif self._link.node and not is_named:
+                self._parts = dataclasses.replace(self._parts, node=self._link.node)
+        except (zmq.ZMQError, WireError):
             self._inbox.close(linger=0)
+            if self._gate is not None:
+                self._gate.join()
             if self._owns_context:
                 self._context.term()
             raise
+        self.address = self._parts.text
+        self._own = self.address.encode() + b"\0"
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
         self._senders: dict[bytes, str] = {}
+        self._near: dict[str, bool] = {}
         self.dropped = 0
+
+    @property
+    def refused(self) -> int:
+        """Peers that tried to connect over tcp without proving that they belong to the deployment."""
+        return 0 if self._gate is None else self._gate.refused
 
     @property
     def fd(self) -> int:
@@ -69,11 +117,22 @@ class Mailbox:
         return int(self._inbox.getsockopt(zmq.FD))
 
     def send(self, to: str, message: Message, payload: memoryview | None = None) -> bool:
-        """Sends without blocking; False (and counted) when the peer's queue is full."""
+        """Sends without blocking; False (and counted) when the peer's queue is full or cannot be reached."""
         outbox = self._outboxes.get(to)
         if outbox is None:
+            reason = self.unreachable(to)
+            if reason is not None:
+                log.error("cannot send to %s: %s", to, reason)
+                self.dropped += 1
+                return False
             outbox = self._connect(to)
         body = self._own + encode(message)
+        if len(body) > MAX_FRAME_BYTES and not self.is_near(to):
+            log.error(
+                "a message of %d bytes is too long for %s; the bound is %d", len(body), to, MAX_FRAME_BYTES
+            )
+            self.dropped += 1
+            return False
         try:
             if payload is None:
                 outbox.send(body, _NOBLOCK)
@@ -86,9 +145,41 @@ class Mailbox:
 
     def forget(self, peer: str) -> None:
         """Closes the outbox of a dead peer and drops what was queued for it."""
+        self._near.pop(peer, None)
         outbox = self._outboxes.pop(peer, None)
         if outbox is not None:
             outbox.close(linger=0)
+
+    def unreachable(self, peer: str) -> str | None:
+        """Why a peer can never be reached from here, None when it can."""
+        try:
+            parts = parse(peer)
+        except WireError as error:
+            return str(error)
+        if self.is_near(peer):
+            return None
+        if not parts.tcp:
+            return "it is on another node and has no tcp inbox (its KEYSTAGE_WIRE_HOST is not set)"
+        if self._link.secret is None:
+            return "it is reached over tcp only, and KEYSTAGE_WIRE_KEY_FILE is not set here"
+        return None
+
+    def is_near(self, peer: str) -> bool:
+        """Whether a peer is reached over ipc; asked for every tensor, so answers are kept."""
+        try:
+            return self._near[peer]
+        except KeyError:
+            pass
+        try:
+            parts = parse(peer)
+        except WireError:
+            return False  # nor over tcp: `send` says so
+        found = self._near[peer] = bool(parts.ipc) and parts.is_on(self._link.node)
+        return found
+
+    def watch(self, fd: int) -> None:
+        """`wait` ends as well when this descriptor is readable."""
+        self._poller.register(fd, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
         """Blocks until a message may be there or the time is over."""
@@ -123,17 +214,54 @@ class Mailbox:
             outbox.close(linger=round(linger_s * 1000))
         self._outboxes.clear()
         self._inbox.close(linger=0)
+        if self._gate is not None:
+            self._gate.join()
         if self._owns_context:
             self._context.term()
-        if self.address.startswith("ipc://"):
-            Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
+        if self._parts.ipc:
+            Path(self._parts.ipc).unlink(missing_ok=True)
+
+    def _bind_tcp(self, host: str, port: int) -> int:
+        """Binds the inbox to tcp, with CURVE and a gate; returns the port."""
+        if self._link.secret is None:
+            raise WireError(f"an inbox at tcp://{join_host(host, port)} needs KEYSTAGE_WIRE_KEY_FILE")
+        own = dataclasses.replace(self._link, host=self._link.host or host).listen_host
+        name = f"tcp://{join_host(own, port)}" if port else f"tcp://{join_host(own, 0)[:-1]}*"
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._inbox.setsockopt(zmq.IPV6, ":" in own)
+        self._inbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+        self._inbox.setsockopt(zmq.CURVE_SERVER, 1)
+        self._inbox.setsockopt(zmq.CURVE_SECRETKEY, self._link.inbox_keys[1])
+        self._gate = Gate(self._context, self._inbox, self._link.sender_keys[0], name)
+        try:
+            self._inbox.bind(name)
+        except zmq.ZMQError as error:
+            raise WireError(f"cannot bind {name}: {error}") from error
+        bound = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        return split_host(bound.removeprefix("tcp://"))[1]
+
+    def _complete(self, port: int, tensors: str) -> Address:
+        """The address that tells neighbours and other nodes alike."""
+        tcp = join_host(self._link.host, port)
+        return Address(self._parts.ipc, tcp, tensors, self._link.node)
 
     def _connect(self, to: str) -> zmq.Socket[bytes]:
+        parts = parse(to)
         outbox = self._context.socket(zmq.PUSH)
         outbox.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
         outbox.setsockopt(zmq.LINGER, 0)
         outbox.setsockopt(zmq.RECONNECT_IVL, 50)
         outbox.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        outbox.connect(to)
+        if self.is_near(to):
+            outbox.connect(f"ipc://{parts.ipc}")
+        else:
+            outbox.setsockopt(zmq.IPV6, 1)
+            outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            outbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+            outbox.setsockopt(zmq.CURVE_SERVERKEY, self._link.inbox_keys[0])
+            outbox.setsockopt(zmq.CURVE_PUBLICKEY, self._link.sender_keys[0])
+            outbox.setsockopt(zmq.CURVE_SECRETKEY, self._link.sender_keys[1])
+            outbox.connect(f"tcp://{parts.tcp}")
         self._outboxes[to] = outbox
         return outbox

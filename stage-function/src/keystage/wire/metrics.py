@@ -1,7 +1,8 @@
 """Every metric Keystage exposes, in one place: name, kind, labels, meaning.
 
-Names are `keystage_<noun>_<unit>`; labels are pipeline, stage, replica, node and reason only. Parts
-gather `Sample`s from their own counters and call `expose`; nothing else defines a metric.
+Names are `keystage_<noun>_<unit>`; labels are pipeline, stage, replica, node and reason, besides the way that
+starts and loads took (phase, via, source) and a GPU's own (gpu). Parts gather `Sample`s from their own
+counters and call `expose`; nothing else defines a metric.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 
@@ -19,14 +25,20 @@ class MetricSpec:
     """One metric.
 
     Attributes:
-        kind: `counter` or `gauge`.
+        kind: `counter`, `gauge` or `histogram`.
         labels: label names in order.
         meaning: what it says, with its unit.
+        bounds: upper bounds of a histogram's buckets, ascending, without infinity.
     """
 
     kind: str
     labels: tuple[str, ...]
     meaning: str
+    bounds: tuple[float, ...] = ()
+
+
+START_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.9, 1.5, 3.0, 8.0, 20.0, 60.0)
+"""From a fork that shares everything to a fresh process that reads from a slow disk."""
 
 
 METRICS: dict[str, MetricSpec] = {
@@ -64,16 +76,63 @@ METRICS: dict[str, MetricSpec] = {
         "counter", ("pipeline", "stage"), "Total service time of served items"
     ),
     "keystage_stage_ready_replicas": MetricSpec("gauge", ("pipeline", "stage"), "Replicas that are ready"),
+    "keystage_start_seconds": MetricSpec(
+        "histogram",
+        ("node", "pipeline", "via", "phase"),
+        "Seconds from replica wanted to a phase of its start",
+        START_BOUNDS_S,
+    ),
+    "keystage_starts": MetricSpec("counter", ("node", "via"), "Replicas started, by how"),
+    "keystage_start_refusals": MetricSpec("counter", ("node", "reason"), "Requests refused, by HTTP status"),
+    "keystage_loads": MetricSpec("counter", ("node", "source"), "Parameters loaded, by where they came from"),
+    "keystage_load_bytes": MetricSpec("counter", ("node", "source"), "Bytes of parameters loaded"),
+    "keystage_load_seconds": MetricSpec("counter", ("node", "source"), "Seconds spent loading parameters"),
+    "keystage_load_failures": MetricSpec("counter", ("node",), "Loads that failed with every source"),
+    "keystage_holder_evictions": MetricSpec("counter", ("node",), "Holders ended by the daemon"),
+    "keystage_holder_deaths": MetricSpec("counter", ("node",), "Holders that ended unasked"),
+    "keystage_holders": MetricSpec("gauge", ("node",), "Stages held in host memory and ready to fork"),
+    "keystage_holder_bytes": MetricSpec(
+        "gauge", ("node", "pipeline", "stage"), "Host memory of a holder's segments"
+    ),
+    "keystage_holder_claims": MetricSpec(
+        "gauge", ("node", "pipeline", "stage"), "Consumers that map a holder's segments"
+    ),
+    "keystage_memory_limit_bytes": MetricSpec("gauge", ("node",), "Effective memory limit of the node"),
+    "keystage_memory_used_bytes": MetricSpec(
+        "gauge", ("node",), "Anonymous, shared and unevictable memory; page cache does not count"
+    ),
+    "keystage_memory_budget_bytes": MetricSpec("gauge", ("node",), "Memory that may be used before eviction"),
+    "keystage_segment_bytes": MetricSpec("gauge", ("node",), "Memory of all segments"),
+    "keystage_fork_server_restarts": MetricSpec(
+        "counter", ("node",), "Times the fork server was started again"
+    ),
+    "keystage_standbys": MetricSpec("gauge", ("node",), "Standby workers"),
+    "keystage_gpu_free_bytes": MetricSpec("gauge", ("node", "gpu"), "Free memory of a GPU, by its UUID"),
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of a metric."""
+    """One value of a metric.
+
+    Attributes:
+        name: key of `METRICS`.
+        labels: value of each label.
+        value: the value; of a histogram the sum of what was observed.
+        counts: of a histogram: observations at most each bound, and in all (one more than bounds).
+    """
 
     name: str
     labels: Mapping[str, str]
     value: float
+    counts: tuple[int, ...] = ()
+
+
+_FAMILIES: Mapping[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 class Samples(Collector):
@@ -93,10 +152,16 @@ class Samples(Collector):
             spec = METRICS[sample.name]
             family = families.get(sample.name)
             if family is None:
-                kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-                family = families[sample.name] = kind(sample.name, spec.meaning, labels=spec.labels)
-            assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
-            family.add_metric([sample.labels[label] for label in spec.labels], sample.value)
+                family = families[sample.name] = _FAMILIES[spec.kind](
+                    sample.name, spec.meaning, labels=spec.labels
+                )
+            labels = [sample.labels[label] for label in spec.labels]
+            if isinstance(family, HistogramMetricFamily):
+                bounds = [*(str(bound) for bound in spec.bounds), "+Inf"]
+                family.add_metric(labels, list(zip(bounds, sample.counts, strict=True)), sample.value)
+            else:
+                assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+                family.add_metric(labels, sample.value)
         yield from families.values()
 
 

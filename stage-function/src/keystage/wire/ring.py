@@ -69,6 +69,11 @@ class RingLedger:
                 return slot, offset
         return None
 
+    def covers(self, slot: int, offset: int, nbytes: int) -> bool:
+        """Whether the slot is taken and these bytes lie in it; may be asked from any thread."""
+        entry = self._taken.get(slot)
+        return entry is not None and entry[0] == offset and 0 <= nbytes <= entry[1]
+
     def give_back(self, slot: int) -> bool:
         """Frees a slot; False when it was not taken (a repeated `Ack` does no harm)."""
         entry = self._taken.pop(slot, None)
@@ -112,6 +117,19 @@ class Ring:
         slot, offset = taken
         self._view[offset : offset + nbytes] = data
         return TensorRef(dtype, shape, self._pid, self._fd, offset, nbytes, slot)
+
+    def window(self, slot: int, offset: int, nbytes: int) -> memoryview:
+        """The bytes of a slot that was handed out, for whoever carries them to another node.
+
+        Raises:
+            RingError: the slot is free, or is another one.
+        """
+        if not self.ledger.covers(slot, offset, nbytes):
+            raise RingError(
+                f"slot {slot} at {offset}+{nbytes} is not handed out in a ring of "
+                f"{self.ledger.capacity_bytes} bytes"
+            )
+        return self._view[offset : offset + nbytes]
 
     def close(self) -> None:
         """Unmaps and closes the ring; consumers that mapped it keep their mapping."""

@@ -1,6 +1,8 @@
-"""A stage function's process: configuration, loading, HTTP thread, then the engine loop.
+"""A stage function's process: configuration, HTTP thread, loading, then the engine loop.
 
-Exit codes: 0 drained, 2 bad configuration, bundle or address, 1 a bug.
+Started as a program, it reads its bundle. Forked by a KeysManager, it gets a `Supply` with stages that
+are in memory already and tells it how far the start is. Exit codes: 0 drained, 2 bad configuration,
+bundle or address, 1 a bug.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from keystage.bundle.errors import BundleError, SplitError
 from keystage.bundle.store import bundle_path, load
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.events import EventLog
-from keystage.wire.mailbox import Mailbox, node_identity
-from keystage.wire.ring import Ring
+from keystage.wire.mailbox import Mailbox
+from keystage.wire.opening import node_identity, open_worker
 from keystage.worker.config import WorkerConfig, parse_stages
 from keystage.worker.engine import Engine
 from keystage.worker.executor import EmulatedExecutor, Executor, StageError, parse_emulated
 from keystage.worker.http import WorkerHttp, serve
 from keystage.worker.settings import EngineSettings, Status
 from keystage.worker.states import WorkerState, advance
+from keystage.worker.supply import Phase, Supply
 
 log = logging.getLogger("keystage.worker")
 
@@ -42,13 +45,36 @@ class WorkerError(Exception):
     """A worker that cannot start as asked; names the setting and its value."""
 
 
-def main() -> int:
-    """Runs one worker until it is drained; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+class _Start:
+    """Says how far the start is: to whoever asks over HTTP, and to the supply if there is one."""
+
+    def __init__(self, status: Status, supply: Supply | None) -> None:
+        self.status = status
+        self.supply = supply
+        status.start["begun"] = time.monotonic()
+
+    def reached(self, phase: Phase) -> None:
+        self.status.start[phase] = time.monotonic()
+        if self.supply is not None:
+            self.supply.report(phase)
+
+
+def main(supply: Supply | None = None) -> int:
+    """Runs one worker until it is drained; returns the exit code.
+
+    Args:
+        supply: what is in memory already when the process was forked, None in a fresh one.
+    """
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=supply is not None,  # the output is another one since the fork
+    )
     try:
         config = WorkerConfig()  # type: ignore[call-arg]  # filled from the environment
         watch_lifeline(config.lifeline_fd)
         status = Status()
+        start = _Start(status, supply)
         listening = listen(config.http)
     except (ValidationError, EndpointError) as error:
         print(f"keystage worker: {error}", file=sys.stderr)  # noqa: T201
@@ -57,7 +83,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: _ask_drain(status))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        engine, mailbox = _load(config, status)
+        engine, mailbox = _load(config, start)
     except (BundleError, SplitError, WorkerError, StageError, ValueError, OSError, zmq.ZMQError) as error:
         status.state, status.reason = WorkerState.FAILED, str(error)
         print(f"keystage worker {config.replica}: {error}", file=sys.stderr)  # noqa: T201
@@ -74,8 +100,8 @@ def _ask_drain(status: Status) -> None:
     status.drain = True
 
 
-def _load(config: WorkerConfig, status: Status) -> tuple[Engine, Mailbox]:
-    started_s = time.monotonic()
+def _load(config: WorkerConfig, start: _Start) -> tuple[Engine, Mailbox]:
+    started_s, status = time.monotonic(), start.status
     folder = bundle_path(config.bundle)
     pipeline = load(folder)
     stages = parse_stages(config.stages)
@@ -83,12 +109,16 @@ def _load(config: WorkerConfig, status: Status) -> tuple[Engine, Mailbox]:
         raise WorkerError(
             f"KEYSTAGE_STAGES={config.stages}: {pipeline.name} has stages 0..{len(pipeline.stages) - 1}"
         )
-    executor, device, kv_tokens = _executor(config, folder, pipeline, stages)
+    executor, device, kv_tokens = _executor(config, folder, pipeline, stages, start.supply)
+    start.reached("mapped")
+    start.reached("listening")  # the socket is open since before; it counts with the parameters
     status.state = advance(status.state, WorkerState.WARMING)
+    executor.first_forward()
+    start.reached("forward")
     executor.warm_up()
     looping = pipeline.execution == "looping"
     events = EventLog(config.events, config.replica)
-    mailbox = Mailbox(f"ipc://{config.run}/{config.replica}.w")
+    wire = open_worker(f"ipc://{config.run}/{config.replica}.w", config.ring_bytes)
     settings = EngineSettings(
         replica=config.replica,
         stages=stages,
@@ -104,12 +134,13 @@ def _load(config: WorkerConfig, status: Status) -> tuple[Engine, Mailbox]:
         pid=os.getpid(),
     )
     status.threads = config.threads
-    engine = Engine(settings, pipeline, executor, mailbox, Ring(config.ring_bytes), events, status)
+    engine = Engine(settings, pipeline, executor, wire.mailbox, wire.ring, events, status, wire.sources)
     status.state = advance(status.state, WorkerState.READY)
+    start.reached("ready")
     events.write(
         "ready", replica=config.replica, stages=stages, start_s=round(time.monotonic() - started_s, 4)
     )
-    return engine, mailbox
+    return engine, wire.mailbox
 
 
 def _slots(device: str) -> int:
@@ -117,7 +148,7 @@ def _slots(device: str) -> int:
 
 
 def _executor(
-    config: WorkerConfig, folder: Path, pipeline: Pipeline, stages: tuple[int, ...]
+    config: WorkerConfig, folder: Path, pipeline: Pipeline, stages: tuple[int, ...], supply: Supply | None
 ) -> tuple[Executor, str, int]:
     if config.device.startswith("emulated"):
         device = parse_emulated(config.device)
@@ -134,7 +165,7 @@ def _executor(
 
     device_name = check_device(config.device)
     dtype = _DTYPE_NAMES[config.dtype] or pipeline.dtype
-    executor = TorchExecutor(folder, pipeline, stages, device_name, dtype, config.threads)
+    executor = TorchExecutor(folder, pipeline, stages, device_name, dtype, config.threads, supply)
     return executor, device_name, config.kv_bytes // max(1, executor.kv_token_bytes)
 
 

@@ -15,7 +15,7 @@ class WorkerConfig(BaseSettings):
         pipeline: pipeline name.
         stages: one index (`2`) or a range (`0-3`).
         bundle: `file://` URL or path of the bundle.
-        router: inbox address of the router, several separated by commas.
+        router: inbox address of the router, as the router has it; several separated by commas.
         device: `cpu`, `cuda`, `cuda:N`, `emulated[:alpha=..,beta=..,load=..]`.
         dtype: `fp32`, `bf16`, `fp16`; empty takes the bundle's.
         threads: intra-op threads; 1 when workers outnumber cores, 0 leaves torch's choice.

@@ -21,7 +21,8 @@ from keystage.bundle.api import Pipeline
 from keystage.wire import api
 from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
-from keystage.wire.ring import PeerRings, Ring
+from keystage.wire.ring import Ring
+from keystage.wire.sources import TensorSources
 from keystage.worker.executor import Executor, StageError
 from keystage.worker.looping import LoopingWork
 from keystage.worker.outbox import TensorOutbox
@@ -49,6 +50,7 @@ class Engine:
         ring: this worker's ring.
         events: event log.
         status: shared with the HTTP thread.
+        sources: where tensors come from; None: from rings of this node only.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Engine:
         ring: Ring,
         events: EventLog,
         status: Status,
+        sources: TensorSources | None = None,
     ) -> None:
         self._settings = settings
         self._pipeline = pipeline
@@ -74,9 +77,12 @@ class Engine:
         self._granted: dict[str, tuple[int, int]] = {}
         self._drain_until_s: float | None = None
         self._paid_s = 0.0
-        self._rings = rings = PeerRings()
-        self._looping = LoopingWork(settings, pipeline, executor, self._outbox, rings, events, status)
-        self._single = SinglePassWork(settings, executor, self._outbox, rings, events, status)
+        self._sources = sources = sources or TensorSources()
+        if sources.fd is not None:
+            mailbox.watch(sources.fd)
+        self._refused = 0
+        self._looping = LoopingWork(settings, pipeline, executor, self._outbox, sources, events, status)
+        self._single = SinglePassWork(settings, executor, self._outbox, sources, events, status)
         self._is_looping = pipeline.execution == "looping"
 
     def run(self) -> None:
@@ -89,6 +95,7 @@ class Engine:
         next_beat_s = 0.0
         while self._status.state is not WorkerState.STOPPED:
             self._receive(0.0 if self._has_work() else IDLE_WAIT_S)
+            self._sources.poll()
             if self._outbox.flush():
                 self._work()
             now_s = time.monotonic()
@@ -140,7 +147,7 @@ class Engine:
                 self._looping.remove_paths(message.paths)
                 for address in message.dead:
                     self._outbox.forget(address)
-                    self._rings.forget(address)
+                    self._sources.forget(address)
             case api.Introduce():
                 self._on_introduce(sender, message)
             case api.Drain():
@@ -220,6 +227,9 @@ class Engine:
         for router in s.routers:
             self._mailbox.send(router, beat)
         self._grant()
+        if self._mailbox.refused != self._refused:
+            self._refused = self._mailbox.refused
+            self._events.write("refused_peers", replica=s.replica, peers=self._refused)
         self._events.flush()
 
     def _grant(self) -> None:

@@ -96,6 +96,9 @@ class Executor(Protocol):
     def set_threads(self, threads: int) -> None:
         """Computes with so many CPU threads from now on; called between waves, by the engine's thread."""
 
+    def first_forward(self) -> None:
+        """Computes something for the first time: the end of a start as its timeline counts it."""
+
     def warm_up(self) -> None:
         """Runs once, so that the first request does not pay for lazy initialisation."""
 
@@ -198,6 +201,9 @@ class EmulatedExecutor:
         """Sleeps as for one row and returns the body."""
         self._sleep(1.0, stages=1)
         return body
+
+    def first_forward(self) -> None:
+        """Has nothing to compute."""
 
     def warm_up(self) -> None:
         """Sleeps for the start-up time."""

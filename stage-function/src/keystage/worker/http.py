@@ -19,6 +19,7 @@ import msgspec
 import uvicorn
 
 from keystage.wire.metrics import Sample, expose
+from keystage.wire.starts import START_PATH, StartReport
 from keystage.wire.threads import MAX_THREADS, THREADS_PATH, Threads
 from keystage.worker.executor import StageError
 from keystage.worker.settings import Status
@@ -57,6 +58,8 @@ class WorkerHttp:
             status, body = (200 if is_ready(state) else 503), state.value.encode()
         elif path == THREADS_PATH:
             status, body = await self._threads(method, receive)
+        elif path == START_PATH:
+            status, body = 200, msgspec.json.encode(self._start())
         elif path == "/metrics":
             status, body = 200, expose(self._samples())
         elif path == "/":
@@ -81,6 +84,12 @@ class WorkerHttp:
         if status.beat_s and silent_s > BEAT_LIMIT_S:
             return 503, f"engine loop silent for {silent_s:.1f} s (bound {BEAT_LIMIT_S:.0f} s)\n".encode()
         return 200, status.state.value.encode()
+
+    def _start(self) -> StartReport:
+        status = self._status
+        firsts = [use.first_at_s for use in list(status.use.values()) if use.batches]
+        phases = {f"{phase}_s": at_s for phase, at_s in list(status.start.items())}
+        return StartReport(**phases, first_item_s=min(firsts, default=0.0))
 
     async def _threads(self, method: str, receive: Any) -> tuple[int, bytes]:
         """GET: compute threads at present; PUT: others from the next batch on."""

@@ -6,6 +6,7 @@ is stale, the executor computes; this module moves the result to the next hop of
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections import OrderedDict, deque
@@ -14,7 +15,8 @@ from functools import partial
 from keystage.bundle.api import Pipeline
 from keystage.wire import api
 from keystage.wire.events import EventLog
-from keystage.wire.ring import PeerRings, RingError
+from keystage.wire.ring import RingError
+from keystage.wire.sources import TensorSources
 from keystage.worker.executor import Activation, Executor, StageError, StepOutput
 from keystage.worker.outbox import TensorOutbox
 from keystage.worker.sessions import SessionTable, select_rows
@@ -27,10 +29,19 @@ GONE_PATHS = 4096
 """Unrouted paths remembered: their last waves arrive within seconds, paths go with workers only."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _Hop:
+    """A wave that arrived, and whether its tensor has."""
+
+    step: api.Step
+    payload: bytes | None
+    is_here: bool = True
+
+
 class LoopingWork:
     """Waves to run here, in order of arrival; own waves when nothing else waits.
 
-    Args are those of `engine.Engine`; `outbox` and `rings` are shared with it.
+    Args are those of `engine.Engine`; `outbox` and `sources` are shared with it.
     """
 
     def __init__(
@@ -39,7 +50,7 @@ class LoopingWork:
         pipeline: Pipeline,
         executor: Executor,
         outbox: TensorOutbox,
-        rings: PeerRings,
+        sources: TensorSources,
         events: EventLog,
         status: Status,
     ) -> None:
@@ -47,7 +58,7 @@ class LoopingWork:
         self._last_stage = len(pipeline.stages) - 1
         self._executor = executor
         self._outbox = outbox
-        self._rings = rings
+        self._sources = sources
         self._events = events
         self._status = status
         self._table = SessionTable(settings.kv_tokens)
@@ -55,6 +66,8 @@ class LoopingWork:
         self._routes: dict[int, tuple[str, api.Route]] = {}
         self._turn: deque[int] = deque()
         self._steps: deque[tuple[api.Step, bytes | None]] = deque()
+        # Waves of a path from the first whose tensor is on its way from another node.
+        self._coming: dict[int, deque[_Hop]] = {}
         self._gone: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -93,7 +106,10 @@ class LoopingWork:
                 self._turn.remove(path)
         steps, self._steps = self._steps, deque()
         for step, payload in steps:
-            self.receive(step, payload)
+            if step.path in self._gone:
+                self._acknowledge(step)
+            else:
+                self._steps.append((step, payload))
 
     def start(self, router: str, specs: list[api.SessionSpec]) -> None:
         """Takes sessions for paths owned here; refuses those of unknown paths, retryably."""
@@ -127,7 +143,30 @@ class LoopingWork:
         elif step.stage == 0:
             self._former.returned(step.path, step.rows, step.tokens)
         else:
-            self._steps.append((step, payload))
+            hop = _Hop(step, payload)
+            if step.ref is not None and payload is None:
+                hop.is_here = not self._sources.begin([step.ref], [step.sender], partial(self._arrived, hop))
+            if hop.is_here and step.path not in self._coming:
+                self._steps.append((step, payload))
+            else:
+                self._coming.setdefault(step.path, deque()).append(hop)
+
+    def _arrived(self, hop: _Hop) -> None:
+        """The tensor of a wave from another node is here: it may run, and those of its path behind it.
+
+        Their order must be kept: a prompt's chunks travel in several waves at once.
+        """
+        hop.is_here = True
+        path = hop.step.path
+        waves = self._coming[path]
+        while waves and waves[0].is_here:
+            first = waves.popleft()
+            if path in self._gone:
+                self._acknowledge(first.step)
+            else:
+                self._steps.append((first.step, first.payload))
+        if not waves:
+            del self._coming[path]
 
     # ------------------------------------------------------------ run
 
@@ -161,9 +200,12 @@ class LoopingWork:
         activation = None
         if step.ref is not None:
             try:
-                data = memoryview(payload or b"")
+                # Writable, as a ring and a fetched tensor are: torch warns of anything else.
+                data = memoryview(bytearray(payload or b""))
                 if payload is None:
-                    data = self._rings.view(step.ref, step.sender)
+                    data = self._sources.view(step.ref, step.sender)
+                elif data.nbytes != step.ref.nbytes:
+                    raise RingError(f"{data.nbytes} bytes came for a tensor of {step.ref.nbytes}")
                 activation = Activation(step.ref.dtype, step.ref.shape, data)
             except RingError as error:
                 self._fail(step.router, step.rows, str(error), retryable=True)
@@ -172,6 +214,7 @@ class LoopingWork:
 
     def _acknowledge(self, step: api.Step) -> None:
         if step.ref is not None and step.ref.pid:
+            self._sources.release(step.ref, step.sender)
             self._outbox.taken(step.sender, step.ref.slot)
 
     def _run(self, step: api.Step, ids: list[int], activation: Activation | None) -> None:
@@ -252,10 +295,7 @@ class LoopingWork:
 
     def _account(self, step: api.Step, first: int, last: int, rows: api.StepRows, seconds: float) -> None:
         for stage in range(first, last + 1):
-            use = self._status.use[stage]
-            use.busy_s += seconds / (last - first + 1)
-            use.batches += 1
-            use.rows += len(rows.sessions)
+            self._status.use[stage].add(seconds / (last - first + 1), len(rows.sessions))
         if self._events:
             prefill = sum(
                 count > 1 or position == 0

@@ -1,13 +1,14 @@
 """What the parts of a worker share: its settings, its status, the use of its stages.
 
-No logic: `config` fills the settings from the environment, `engine` writes the status, `http`
-reads it.
+No logic but counting: `config` fills the settings from the environment, `engine` writes the status,
+`http` reads it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import queue
+import time
 from concurrent.futures import Future
 
 from keystage.worker.states import WorkerState
@@ -15,11 +16,23 @@ from keystage.worker.states import WorkerState
 
 @dataclasses.dataclass(slots=True)
 class StageUse:
-    """Cumulative use of one hosted stage: seconds of compute, batches, rows."""
+    """Cumulative use of one hosted stage: seconds of compute, batches, rows.
+
+    `first_at_s` is when its first batch or wave was computed (`time.monotonic`), 0 before.
+    """
 
     busy_s: float = 0.0
     batches: int = 0
     rows: int = 0
+    first_at_s: float = 0.0
+
+    def add(self, seconds: float, rows: int) -> None:
+        """Counts one batch or wave, just computed."""
+        if not self.batches:
+            self.first_at_s = time.monotonic()
+        self.busy_s += seconds
+        self.batches += 1
+        self.rows += rows
 
 
 @dataclasses.dataclass(slots=True)
@@ -27,7 +40,7 @@ class Status:
     """What the HTTP thread may read, and how it asks for a drain, a `single` call or other threads.
 
     `threads` is what the executor computes with, 0 its own choice; the engine makes it `threads_wanted`
-    (0: nobody asked) between two batches.
+    (0: nobody asked) between two batches. `start` holds when a phase of the start was reached.
     """
 
     state: WorkerState = WorkerState.LOADING
@@ -39,6 +52,7 @@ class Status:
     use: dict[int, StageUse] = dataclasses.field(default_factory=dict)
     threads: int = 0
     threads_wanted: int = 0
+    start: dict[str, float] = dataclasses.field(default_factory=dict)
     calls: queue.Queue[tuple[bytes, Future[bytes]]] = dataclasses.field(
         default_factory=lambda: queue.Queue(maxsize=64)
     )

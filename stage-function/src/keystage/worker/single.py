@@ -1,6 +1,7 @@
 """Single-pass work of a worker: run batches, park the outputs, answer after the last stage.
 
-Called by the engine loop only. Inputs come inline (`Work`) or lie in a producer's ring (`Fetch`);
+Called by the engine loop only. Inputs come inline (`Work`) or lie in a producer's ring (`Fetch`), from
+where they are brought first if the producer is on another node;
 outputs stay in this worker's ring until their consumer acknowledges them, or the router does because
 the consumer or the request is gone.
 """
@@ -11,15 +12,22 @@ import dataclasses
 import logging
 import time
 from collections import deque
+from functools import partial
+from typing import TypeAlias
 
 from keystage.wire import api
 from keystage.wire.events import EventLog
-from keystage.wire.ring import PeerRings, RingError
+from keystage.wire.ring import RingError
+from keystage.wire.sources import TensorSources
 from keystage.worker.executor import Activation, Executor, StageError
 from keystage.worker.outbox import TensorOutbox
 from keystage.worker.settings import EngineSettings, Status
 
 log = logging.getLogger(__name__)
+
+
+_Waiting: TypeAlias = tuple[str, api.Work | api.Fetch, float]
+"""Router, batch, and when it was received."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,17 +58,19 @@ class SinglePassWork:
         settings: EngineSettings,
         executor: Executor,
         outbox: TensorOutbox,
-        rings: PeerRings,
+        sources: TensorSources,
         events: EventLog,
         status: Status,
     ) -> None:
         self._settings = settings
         self._executor = executor
         self._outbox = outbox
-        self._rings = rings
+        self._sources = sources
         self._events = events
         self._status = status
-        self._batches: deque[tuple[str, api.Work | api.Fetch, float]] = deque()
+        self._batches: deque[_Waiting] = deque()
+        # Batches with inputs on their way from another node.
+        self._coming: list[_Waiting] = []
         # Slot -> router. By slot: a worker of several stages parks several outputs of one item.
         self._parked: dict[int, str] = {}
         self._unparked: deque[_Output] = deque()
@@ -68,16 +78,30 @@ class SinglePassWork:
         self._is_full = False
 
     def __len__(self) -> int:
-        return sum(len(batch.sessions) for _, batch, _ in self._batches) + len(self._unparked)
+        waiting = sum(len(batch.sessions) for _, batch, _ in (*self._batches, *self._coming))
+        return waiting + len(self._unparked)
 
     def held_by(self, router: str) -> int:
         """Items of one router."""
-        waiting = sum(len(batch.sessions) for sender, batch, _ in self._batches if sender == router)
+        entries = (*self._batches, *self._coming)
+        waiting = sum(len(batch.sessions) for sender, batch, _ in entries if sender == router)
         return waiting + sum(output.batch.router == router for output in self._unparked)
 
     def receive(self, router: str, batch: api.Work | api.Fetch) -> None:
         """A batch arrives."""
-        self._batches.append((router, batch, time.perf_counter()))
+        entry = (router, batch, time.perf_counter())
+        if isinstance(batch, api.Fetch) and self._sources.begin(
+            batch.refs, batch.producers, partial(self._arrived, entry)
+        ):
+            self._coming.append(entry)
+        else:
+            self._batches.append(entry)
+
+    def _arrived(self, entry: _Waiting) -> None:
+        """The inputs of a batch are here; its router may have restarted meanwhile."""
+        if entry in self._coming:
+            self._coming.remove(entry)
+            self._batches.append(entry)
 
     def acknowledged(self, slots: list[int]) -> None:
         """These outputs were taken, or nobody wants them."""
@@ -87,9 +111,10 @@ class SinglePassWork:
 
     def forget_router(self, router: str) -> None:
         """A router restarted: what it wanted run, and what it had parked here, is void."""
-        for sender, batch, _ in self._batches:
+        for sender, batch, _ in (*self._batches, *self._coming):
             if sender == router:
                 self._acknowledge(batch)
+        self._coming = [entry for entry in self._coming if entry[0] != router]
         self._batches = deque(entry for entry in self._batches if entry[0] != router)
         self._unparked = deque(output for output in self._unparked if output.batch.router != router)
         slots = [slot for slot, owner in self._parked.items() if owner == router]
@@ -124,10 +149,7 @@ class SinglePassWork:
             return
         compute_s = time.perf_counter() - started_s
         self._acknowledge(batch)
-        use = self._status.use[batch.stage]
-        use.busy_s += compute_s
-        use.batches += 1
-        use.rows += len(batch.sessions)
+        self._status.use[batch.stage].add(compute_s, len(batch.sessions))
         self._events.write(
             "batch", stage=batch.stage, rows=len(batch.sessions), sessions=batch.sessions,
             compute_s=round(compute_s, 6),
@@ -162,7 +184,7 @@ class SinglePassWork:
                 for shape, payload in zip(batch.shapes, batch.payloads, strict=True)
             ]
         return [
-            Activation(ref.dtype, ref.shape, self._rings.view(ref, producer))
+            Activation(ref.dtype, ref.shape, self._sources.view(ref, producer))
             for ref, producer in zip(batch.refs, batch.producers, strict=True)
         ]
 
@@ -177,6 +199,7 @@ class SinglePassWork:
     def _acknowledge(self, batch: api.Work | api.Fetch) -> None:
         if isinstance(batch, api.Fetch):
             for producer, ref in zip(batch.producers, batch.refs, strict=True):
+                self._sources.release(ref, producer)
                 self._outbox.taken(producer, ref.slot)
 
     def _park(self) -> bool:

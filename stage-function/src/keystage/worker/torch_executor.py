@@ -1,7 +1,8 @@
 """Runs real stages with torch: bytes in, bytes out. Imported only when a real device is asked for.
 
 One `StageModel` per hosted stage; consecutive stages hand over in memory. Sampling happens after
-the last stage on the rows that ask for it.
+the last stage on the rows that ask for it. Stages that a `Supply` has ready are taken from it, the
+others are read from the bundle.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from safetensors.torch import save as save_safetensors
 from keystage.bundle.api import Pipeline
 from keystage.models.base import LoadedStage, Row
 from keystage.models.base import StageError as ModelStageError
-from keystage.models.loading import load_stage, warm_up
+from keystage.models.loading import load_stage, sample_input, synchronize, warm_up
 from keystage.wire.api import StepRows
 from keystage.worker.executor import Activation, StageError, StepOutput
 from keystage.worker.sampling import SamplingError, sample
+from keystage.worker.supply import Supply
 
 _SINGLE_SLOT = -1
 """Slot of `POST /` calls; session numbers are never negative, and the warm-up is over."""
@@ -62,10 +64,18 @@ class TorchExecutor:
         device: torch device name.
         dtype: element type of parameters and activations.
         threads: intra-op threads, 0 leaves torch's choice.
+        supply: what is in memory already, None: nothing.
     """
 
     def __init__(
-        self, bundle: Path, pipeline: Pipeline, stages: Sequence[int], device: str, dtype: str, threads: int
+        self,
+        bundle: Path,
+        pipeline: Pipeline,
+        stages: Sequence[int],
+        device: str,
+        dtype: str,
+        threads: int,
+        supply: Supply | None = None,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
@@ -73,9 +83,17 @@ class TorchExecutor:
         self._last_stage = len(pipeline.stages) - 1
         self._device = torch.device(device)
         self._dtype_name = dtype
-        self._models: dict[int, LoadedStage] = {
-            stage: load_stage(bundle, pipeline, stage, device, _DTYPES[dtype]) for stage in stages
-        }
+        self._models: dict[int, LoadedStage] = {}
+        self._supplied: set[int] = set()
+        for stage in stages:
+            model = supply.stage(pipeline, stage, device, dtype) if supply is not None else None
+            if model is None:
+                model = load_stage(bundle, pipeline, stage, device, _DTYPES[dtype])
+            else:
+                self._supplied.add(stage)
+            self._models[stage] = model
+        if supply is not None and self._device.type != "cpu":
+            supply.release()  # the device has its own copy
 
     @property
     def kv_token_bytes(self) -> int:
@@ -165,10 +183,16 @@ class TorchExecutor:
         out = "logits" if stages[-1] == self._last_stage else "hidden"
         return bytes(save_safetensors({out: x.cpu().contiguous()}))
 
-    def warm_up(self) -> None:
-        """Runs every hosted stage once."""
+    def first_forward(self) -> None:
+        """Runs one token through every hosted stage."""
         for model in self._models.values():
-            warm_up(model)
+            _first_forward(model)
+
+    def warm_up(self) -> None:
+        """Runs hosted stages in several sizes, but for those that whoever supplied them has warmed."""
+        for stage, model in self._models.items():
+            if stage not in self._supplied:
+                warm_up(model)
 
     def _input(self, ids: Sequence[int], activation: Activation | None) -> torch.Tensor:
         if activation is None:
@@ -181,3 +205,13 @@ class TorchExecutor:
         host = x.detach().cpu().contiguous()
         flat = host.view(torch.uint8).numpy().reshape(-1)
         return Activation(self._dtype_name, tuple(host.shape), flat.data)
+
+
+def _first_forward(model: LoadedStage) -> None:
+    """One token through a stage, so that `forward` is told of something that happened."""
+    model.open(_SINGLE_SLOT, 1)
+    try:
+        model.forward(sample_input(model, 1), [Row(_SINGLE_SLOT, 0, 1)], [0])
+    finally:
+        model.close(_SINGLE_SLOT)
+    synchronize(model)
