@@ -39,7 +39,7 @@ format: $(VENV)/.dev
 	@! git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 400 {print $$2 ": " $$1 " lines, at most 400"; f = 1} END {exit !f}'
 
 types: $(VENV)/.dev
-	$(BIN)/mypy $(foreach p,bench bundle cli controller baselines gateway loadgen local models router simulator training wire worker,-p keystage.$(p))
+	$(BIN)/mypy $(foreach p,bench bundle cli controller baselines gateway keysmanager loadgen local models router simulator training wire worker,-p keystage.$(p))
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports

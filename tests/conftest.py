@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".keystage" / "test-cache"
 
+# Small worlds need no KeysManager each; tests of it ask for one (`LocalWorld(keysmanager=True)`).
+os.environ.setdefault("KEYSTAGE_KEYSMANAGER_OFF", "1")
+
 # `support.*` holds builders that several tests share.
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from keystage.loadgen import app, capacity, sender, table
 from keystage.loadgen.monitor import Credentials
 from keystage.loadgen.options import LoadOptions
+from keystage.loadgen.starts import ReplicaStart
 from keystage.loadgen.target import Target
 from keystage.router.api import ReplicaStats, RouterStats, StageCounters
 
@@ -292,7 +293,17 @@ def test_demo_measures_replays_and_reports(
 ) -> None:
     monkeypatch.setattr(app, "CAPACITY_S", 1.0)
     monkeypatch.setattr(app, "DEMO_LOAD_RATIO", 0.1)
-    report = app.demo(base_url, "ok", None, 2.0, 1, credentials=LOGIN, out=tmp_path)
+    begun_s = time.time()
+    since: list[float] = []
+
+    def starts(since_s: float) -> list[ReplicaStart]:
+        since.append(since_s)
+        return [ReplicaStart("ok-0", "ok", "holder", "memory", "", 0.5, 0.1, 0.1, 0.2, 0.25, 0.375)]
+
+    report = app.demo(base_url, "ok", None, 2.0, 1, credentials=LOGIN, out=tmp_path, starts=starts)
+    assert begun_s <= since[0] <= time.time() - report.duration_s  # asked once, for the capacity run too
+    assert len(since) == 1
+    assert [(s.via, s.first_item_median_s) for s in report.start_times] == [("holder", 0.375)]
     assert report.capacity is not None
     assert report.arrivals.asked_rate_rps == pytest.approx(0.1 * report.capacity.requests_per_s)
     assert report.arrivals.asked_cv == 4.0
@@ -301,6 +312,7 @@ def test_demo_measures_replays_and_reports(
     shown = capsys.readouterr().out
     assert "CV of arrivals" in shown
     assert "send lag" in shown
-    assert (
-        json.loads((tmp_path / "report.json").read_bytes())["capacity"]["concurrency"] == app.CAPACITY_CLIENTS
-    )
+    assert "first item median" in shown
+    written = json.loads((tmp_path / "report.json").read_bytes())
+    assert written["capacity"]["concurrency"] == app.CAPACITY_CLIENTS
+    assert written["starts"][0]["ready_s"] == 0.25

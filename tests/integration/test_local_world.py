@@ -20,6 +20,7 @@ import pytest
 from support.local_function import PYTHON, function
 
 from keystage.local.api import Deployment, View
+from keystage.local.client import starts
 from keystage.local.errors import CorruptState, NotReady, PortInUse
 from keystage.local.ledger import Bounds
 from keystage.local.up import UpOptions
@@ -238,10 +239,18 @@ def test_control_socket_speaks_the_contract(tmp_path: Path) -> None:
                     ("GET", "/functions/no/logs", None, 404, "function no"),
                     ("GET", "/functions/echo/logs?tail=x", None, 400, "tail"),
                     ("DELETE", "/functions/no", None, 404, "function no"),
+                    ("PUT", "/key-stages", {"pipeline": "p"}, 400, "body is no KeyStageList"),
                 ]:
                     got, body = await ask(method, path, sent)
                     assert got == status
                     assert said in json.loads(body)["error"]
+                assert (await ask("PUT", "/key-stages", {"pipeline": "p", "stages": [1, 0]}))[0] == 204
+                assert json.loads((await ask("GET", "/nodes"))[1]) == []  # no KeysManager in this world
+                (start,) = json.loads((await ask("GET", "/starts"))[1])
+                assert (start["replica"], start["via"]) == ("echo-0", "process")
+                assert start["wanted_at_s"] <= start["forked_at_s"]
+                told = await asyncio.to_thread(starts, w.home.path)
+                assert [msgspec.to_builtins(s) for s in told] == [start]
                 assert await ask("DELETE", "/functions/echo") == (204, b"")
                 assert json.loads((await ask("GET", "/functions"))[1]) == []
 
@@ -309,6 +318,9 @@ def test_bad_settings_are_named_by_up_and_by_the_gateway_it_starts(
     assert run_up(UpOptions(home=tmp_path / "state", gateway_port=0)) == 5
     assert "KEYSTAGE_WAKE_S=soon: Input should be a valid number" in capfd.readouterr().err
     assert not (tmp_path / "state" / "run").exists()
+    monkeypatch.setenv("KEYSTAGE_KEYSMANAGER_OFF", "0")
+    assert run_up(UpOptions(home=tmp_path / "state", gateway_port=0, nodes=0)) == 2
+    assert "nodes must be in 1..16, not 0" in capfd.readouterr().err
     monkeypatch.setenv("KEYSTAGE_DRAIN_S", "-1")
     assert run_up(UpOptions(home=tmp_path / "state", gateway_port=0)) == 2
     assert "KEYSTAGE_DRAIN_S=-1: Input should be greater than or equal to 0" in capfd.readouterr().err

@@ -89,7 +89,7 @@ async def served(
     pipeline = load(bundle)
     events = home / "events"
     environment = {"KEYSTAGE_EVENTS": str(events), **(env or {})}
-    async with LocalWorld(home, gateway_port=0, controller=controller) as world:
+    async with LocalWorld(home, gateway_port=0, controller=controller, keysmanager=True) as world:
         await world.deploy(*deployments_for(bundle, pipeline, env=environment, **options))
         router = (await world.wait_ready(pipeline.name, 1, DEADLINE_S))[0]
         for stage in range(len(pipeline.stages)):

@@ -14,7 +14,16 @@ import msgspec
 
 from keystage.controller.domain.platform import Platform
 from keystage.controller.platforms.local import LocalPlatform
-from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent, ReplicaRecord
+from keystage.local.api import (
+    Cpu,
+    Deployment,
+    Desired,
+    FunctionRecord,
+    Intent,
+    KeyStageList,
+    NodeRecord,
+    ReplicaRecord,
+)
 from keystage.local.world import LocalWorld
 from keystage.router.api import RouterStats
 
@@ -37,6 +46,8 @@ class ScriptedWorld:
         self.functions: dict[str, FunctionRecord] = {}
         self.replicas: list[ReplicaRecord] = []
         self.stats: dict[str, RouterStats | bytes] = {}
+        self.nodes: list[NodeRecord] = []
+        self.key_stages: dict[str, tuple[int, ...]] = {}
         socket_path = folder / "up.sock"
         self._servers: list[socketserver.BaseServer] = []
         self._serve(_UnixServer(str(socket_path), self._control_handler()))
@@ -81,12 +92,18 @@ class ScriptedWorld:
                 answers: dict[str, Any] = {
                     "/functions": list(world.functions.values()),
                     "/replicas": world.replicas,
+                    "/nodes": world.nodes,
                 }
                 self.answer(200, msgspec.json.encode(answers[self.path]))
 
             def do_PUT(self) -> None:
-                _, _, name, what = self.path.split("/")
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == "/key-stages":
+                    told = msgspec.json.decode(body, type=KeyStageList)
+                    world.key_stages[told.pipeline] = told.stages
+                    self.answer(200, b"{}")
+                    return
+                _, _, name, what = self.path.split("/")
                 if name not in world.functions:
                     self.answer(404, b'{"error": "unknown"}')
                 elif what == "replicas":

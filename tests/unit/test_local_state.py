@@ -109,6 +109,10 @@ def test_corrupt_functions_are_refused_with_file_and_line(tmp_path: Path, damage
         (Deployment(service="f", envVars={"KEYSTAGE_ROLE": "stage"}), "needs KEYSTAGE_PIPELINE"),
         (Deployment(service="f", envProcess="x", envVars={"A=B": "1"}), "'A=B'"),
         (Deployment(service="f", envProcess="x", envVars={"KEYSTAGE_DRAIN_S": "nan"}), "KEYSTAGE_DRAIN_S"),
+        (
+            Deployment(service="f", envProcess="x", envVars={"KEYSTAGE_SHARING": "mine"}),
+            "shared, private, not 'mine'",
+        ),
         (Deployment(service="f", envProcess="x", labels={"com.openfaas.scale.min": "many"}), "'many'"),
         (Deployment(service="f", envProcess="x", labels={"com.openfaas.scale.min": "-1"}), "not -1"),
     ],

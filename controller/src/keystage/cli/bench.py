@@ -10,9 +10,12 @@ import typer
 from keystage.cli.errors import fail, make_folder
 
 _NAMES = {
+    "peer": "parameters from another node's KeysManager, beside a plain socket copy",
     "hop": "hand-off of an activation between two workers, beside a raw UNIX socket",
+    "wire": "an activation to another node: ring, CURVE frame, tensor connection, raw TCP socket",
     "router": "router and eight zero-time stages, beside a trivial FastAPI application",
     "burst": "the controller under bursts, beside the best static allocation",
+    "load": "from a replica wanted to its first forward pass: fresh, forked, standby, from another GPU",
     "tick": "one tick of the policy for 1,000 pipelines of eight stages on 10,000 nodes",
     "simulator": "events a second of the discrete-event simulator",
     "paper": "QUART's figures 2, 3, 6, 7, 8 remade, with INFless, InferLine and Cocktail",
@@ -28,6 +31,11 @@ def bench(
     out: Annotated[Path, typer.Option(help="folder for bench-NAME.json")] = Path("out"),
     quick: Annotated[bool, typer.Option("--quick", help="fewer rounds: a look, not a result")] = False,
     full: Annotated[bool, typer.Option("--full", help="all of it, where the default is short")] = False,
+    mb: Annotated[int | None, typer.Option(min=16, help="bench peer: size of the parameters in MiB")] = None,
+    gb: Annotated[
+        float | None, typer.Option(min=0.01, help="bench load: GiB of a stage's parameters")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="bench load: cpu, cuda, cuda:N")] = None,
 ) -> None:
     """Run a benchmark; medians with spread, exit 3 when it was too noisy to be a result."""
     import importlib
@@ -38,12 +46,16 @@ def bench(
     from keystage.bench.frame import BenchError, report
 
     run = importlib.import_module(f"keystage.bench.{name.replace('-', '_')}").run
+    known = inspect.signature(run).parameters
+    if full and "full" not in known:
+        fail(f"bench {name} has no --full: it always runs whole unless --quick is given", 2)
     options: dict[str, object] = {"quick": quick}
-    for option, value in (("full", full), ("out", out)):
-        if option in inspect.signature(run).parameters:
-            options[option] = value
-        elif option == "full" and full:
-            fail(f"bench {name} has no --full: it always runs whole unless --quick is given", 2)
+    options |= {option: value for option, value in (("full", full), ("out", out)) if option in known}
+    for option, given in (("mb", mb), ("gb", gb), ("device", device)):
+        if given is not None and option not in known:
+            fail(f"bench {name} has no --{option}", 2)
+        if given is not None:
+            options[option] = given
     make_folder(out)
     try:
         code = report(name, run(**options), as_json=as_json, out=out)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from keystage.cli import bench, pipelines, simulate, train, world
+from keystage.cli import bench, keysmanager, pipelines, simulate, train, world
 
 app = typer.Typer(
     name="keystage",
@@ -32,6 +32,8 @@ app.command(name="profile")(pipelines.profile)
 app.command(name="simulate")(simulate.simulate)
 app.command(name="train-cv")(train.train_cv)
 app.command(name="bench")(bench.bench)
+app.command(name="keysmanager")(keysmanager.keysmanager)
+app.command(name="cache")(keysmanager.cache)
 
 
 @app.command()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from keystage.cli.errors import fail
 from keystage.cli.pipelines import bundle_folder
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, StartRecord
+
+if TYPE_CHECKING:
+    from keystage.loadgen.starts import ReplicaStart
 
 Home = Annotated[Path | None, typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)")]
 Port = Annotated[int | None, typer.Option(help="gateway port (default 8080; 0 picks a free one)")]
@@ -61,13 +64,16 @@ def up(
     home: Home = None,
     port: Port = None,
     controller: Annotated[bool, typer.Option(help="run the controller")] = True,
+    nodes: Annotated[int, typer.Option(help="nodes this machine plays, each with a KeysManager")] = 1,
 ) -> None:
     """Gateway, controller and pipelines on this machine, until Ctrl-C."""
     from keystage.local.up import UpOptions
     from keystage.local.up import run as run_up
 
     deployments = [d for bundle in bundles or [] for d in _deployments(Path(bundle), device)]
-    options = UpOptions(home=home, gateway_port=port, controller=controller, deployments=tuple(deployments))
+    options = UpOptions(
+        home=home, gateway_port=port, controller=controller, nodes=nodes, deployments=tuple(deployments)
+    )
     raise typer.Exit(run_up(options))
 
 
@@ -94,8 +100,9 @@ def demo(
 
     settings = LocalSettings()
     watch_lifeline(settings.lifeline_fd)
+    folder = home or settings.home
     try:
-        user, password = read_credentials((home or settings.home) / "credentials")
+        user, password = read_credentials(folder / "credentials")
         credentials: Credentials | None = Credentials(user, password)
     except (LocalError, OSError):
         credentials = None  # the report then lacks replica counts, and says so
@@ -110,6 +117,7 @@ def demo(
             credentials=credentials,
             out=out,
             notes=tuple(_cpu_notes()),
+            starts=lambda since_s: _starts(folder, pipeline, since_s),
         )
     except (OptionError, TraceError) as error:
         fail(error, 2)
@@ -199,3 +207,35 @@ def _cpu_notes() -> list[str]:
         "nothing; `--device emulated:alpha=..,beta=..` shows what scaling is worth"
     )
     return [cap]
+
+
+def _starts(home: Path, pipeline: str, since_s: float) -> list[ReplicaStart]:
+    """Starts of a pipeline's stages that were decided since then, as the supervisor noted them."""
+    from keystage.loadgen.starts import ReplicaStart
+    from keystage.local.client import starts
+    from keystage.local.errors import LocalError
+
+    def after(record: StartRecord, at_s: float) -> float | None:
+        return at_s - record.wanted_at_s if at_s else None
+
+    try:
+        records = starts(home)
+    except LocalError:
+        return []  # the report then lacks them
+    return [
+        ReplicaStart(
+            replica=r.replica,
+            function=r.function,
+            via=r.via,
+            source=r.source,
+            note=r.note,
+            decided_s=r.wanted_at_s - since_s,
+            forked_s=after(r, r.forked_at_s),
+            mapped_s=after(r, r.mapped_at_s),
+            forward_s=after(r, r.forward_at_s),
+            ready_s=after(r, r.ready_at_s),
+            first_item_s=after(r, r.first_item_at_s),
+        )
+        for r in records
+        if r.wanted_at_s >= since_s and r.function.startswith(f"{pipeline}-stage-")
+    ]

@@ -12,8 +12,11 @@ restarted without ending a replica. HTTP with JSON bodies over the UNIX socket `
     PUT    /functions/{name}/intent        Intent -> FunctionRecord
     PUT    /functions/{name}/replicas      Desired -> FunctionRecord (controller only)
     PUT    /functions/{name}/cpu           Cpu -> FunctionRecord (controller only)
+    PUT    /key-stages                     KeyStageList -> 204 (controller only): what is kept in memory
     GET    /functions/{name}/logs?tail=&since= -> text, one line each, `replica|unix_s|line`
     GET    /replicas                       -> list[ReplicaRecord]
+    GET    /nodes                          -> list[NodeRecord]
+    GET    /starts                         -> list[StartRecord], the newest 1000, oldest first
     GET    /watch?since=N                  -> View, at once when its version is above N, else as soon as
                                               anything changes, at the latest after 20 s
     GET    /healthz                        -> 200
@@ -26,6 +29,8 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+
+from keystage.keysmanager.api import NodeStatus
 
 ReplicaState = Literal["starting", "ready", "draining", "failed", "stopped"]
 
@@ -67,9 +72,26 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Desired(msgspec.Struct, frozen=True):
-    """Desired replicas, written by the controller."""
+    """Desired replicas, written by the controller.
+
+    Attributes:
+        replicas: how many.
+        sites: nodes of the new ones, in order; where none is named the supervisor chooses.
+        victims: replicas that go first when there are too many.
+        decided_at_s: when that was decided (`time.monotonic`, one clock for the machine), 0: now.
+    """
 
     replicas: int
+    sites: tuple[str, ...] = ()
+    victims: tuple[str, ...] = ()
+    decided_at_s: float = 0.0
+
+
+class KeyStageList(msgspec.Struct, frozen=True):
+    """Key stages of one pipeline, the most important first; replaces its last list."""
+
+    pipeline: str
+    stages: tuple[int, ...]
 
 
 class Cpu(msgspec.Struct, frozen=True):
@@ -114,6 +136,11 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
         ready_at_s: Unix seconds, 0 before.
         restarts: crashes of this function's replicas in a row, for the back-off.
         reason: why it is `failed`, else empty.
+        node: where it runs.
+        via: how it was started: `standby`, `holder`, `fork-server` (see `keysmanager.api.Via`), or `process`
+            for a program of its own; empty before.
+        source: where its parameters came from (see `keysmanager.api.Source`), empty: it reads them itself.
+        note: why it could not be started in a better way, empty where it was.
     """
 
     replica: str
@@ -126,6 +153,60 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     ready_at_s: float = 0.0
     restarts: int = 0
     reason: str = ""
+    node: str = ""
+    via: str = ""
+    source: str = ""
+    note: str = ""
+
+
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How one replica's start went; it is kept when the replica is gone. Unix seconds, 0 for not yet.
+
+    Attributes:
+        replica: its name.
+        function: function name.
+        node: where.
+        via: how, see `ReplicaRecord`.
+        source: where its parameters came from.
+        note: why not in a better way.
+        wanted_at_s: decided by the controller, or by the supervisor (restart, redeploy).
+        forked_at_s: its process ran.
+        mapped_at_s: its parameters were in its memory.
+        forward_at_s: its first forward pass was done.
+        ready_at_s: it welcomed work (told by itself; `ReplicaRecord.ready_at_s` is when that was seen).
+        first_item_at_s: its first item of work was computed.
+    """
+
+    replica: str
+    function: str
+    node: str = ""
+    via: str = ""
+    source: str = ""
+    note: str = ""
+    wanted_at_s: float = 0.0
+    forked_at_s: float = 0.0
+    mapped_at_s: float = 0.0
+    forward_at_s: float = 0.0
+    ready_at_s: float = 0.0
+    first_item_at_s: float = 0.0
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One node: a machine, or a part of one.
+
+    Attributes:
+        node: its name.
+        cores: CPU cores it has.
+        keysmanager: UNIX socket of its KeysManager.
+        status: what that told last, None if it was not heard yet or is not heard any longer.
+        http: `host:port` of the KeysManager's TCP face.
+    """
+
+    node: str
+    cores: float
+    keysmanager: str = ""
+    status: NodeStatus | None = None
+    http: str = ""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

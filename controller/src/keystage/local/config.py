@@ -28,6 +28,8 @@ class LocalSettings(BaseSettings):
             function's own KEYSTAGE_DRAIN_S wins.
         start_limit_s: seconds a replica may take to become ready before it is started anew; loading
             gigabytes from a slow disk takes minutes, a hang is for ever.
+        keysmanager_off: start every replica as a plain process, without a KeysManager.
+        node: name of this node where there is only one, empty: the host's.
         shutdown_s: seconds all processes together get to end when `up` ends.
         lifeline_fd: read end of the owner's pipe, for a command that `up` started.
     """
@@ -39,6 +41,8 @@ class LocalSettings(BaseSettings):
     drain_s: float = Field(default=60.0, ge=0.0, allow_inf_nan=False)
     start_limit_s: float = Field(default=600.0, gt=0.0, allow_inf_nan=False)
     shutdown_s: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
+    keysmanager_off: bool = False
+    node: str = ""
     lifeline_fd: int | None = None
 
     def bounds(self) -> Bounds:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent
+from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent, KeyStageList
 from keystage.local.errors import BadDeployment, LocalError
 from keystage.local.events import CoresSet, Deployed, Intended, Removed, Scaled
 from keystage.local.supervisor import Supervisor
@@ -75,6 +75,9 @@ class Control:
         app.router.add_put("/functions/{name}/cpu", self._set_cores)
         app.router.add_get("/functions/{name}/logs", self._logs)
         app.router.add_get("/replicas", self._replicas)
+        app.router.add_put("/key-stages", self._key_stages)
+        app.router.add_get("/nodes", self._nodes)
+        app.router.add_get("/starts", self._starts)
         app.router.add_get("/watch", self._watch)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
 
@@ -114,7 +117,9 @@ class Control:
 
     async def _scale(self, request: web.Request) -> web.Response:
         desired = await _body(request, Desired)
-        self._supervisor.handle(Scaled(request.match_info["name"], desired.replicas))
+        decided_at_s = self._supervisor.monotonic_to_unix(desired.decided_at_s)
+        name = request.match_info["name"]
+        self._supervisor.handle(Scaled(name, desired.replicas, desired.sites, desired.victims, decided_at_s))
         return _json(self._record(request))
 
     async def _set_cores(self, request: web.Request) -> web.Response:
@@ -134,6 +139,16 @@ class Control:
 
     async def _replicas(self, _: web.Request) -> web.Response:
         return _json(self._supervisor.view().replicas)
+
+    async def _key_stages(self, request: web.Request) -> web.Response:
+        self._supervisor.set_key_stages(await _body(request, KeyStageList))
+        return web.Response(status=204)
+
+    async def _nodes(self, _: web.Request) -> web.Response:
+        return _json(self._supervisor.nodes())
+
+    async def _starts(self, _: web.Request) -> web.Response:
+        return _json(self._supervisor.starts())
 
     async def _watch(self, request: web.Request) -> web.Response:
         since = _number(request, "since", 0.0)

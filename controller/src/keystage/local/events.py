@@ -36,10 +36,13 @@ class Intended:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scaled:
-    """The controller wrote desired replicas."""
+    """The controller wrote desired replicas; see `api.Desired`. `decided_at_s` is in Unix seconds here."""
 
     function: str
     replicas: int
+    sites: tuple[str, ...] = ()
+    victims: tuple[str, ...] = ()
+    decided_at_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,11 +55,14 @@ class CoresSet:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
-    """A process was started."""
+    """A process was started; `via`, `source` and `note` as in `api.ReplicaRecord`."""
 
     replica: str
     pid: int
     address: str
+    via: str = "process"
+    source: str = ""
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,10 +99,19 @@ Event: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process for this replica."""
+    """Start a process for this replica.
+
+    Attributes:
+        replica: replica name.
+        deployment: what it runs.
+        node: where.
+        wanted_at_s: when it was wanted, in Unix seconds.
+    """
 
     replica: str
     deployment: Deployment
+    node: str = ""
+    wanted_at_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ Opened first by `local.up`, closed last. Layout:
     lock                     flock held by `keystage up`, contains its process id
     run                      path of the run folder (sockets), present while it exists
     credentials/basic-auth-user, credentials/basic-auth-password    files of mode 0600
+    credentials/keysmanager-token, credentials/wire-key             likewise, between nodes
+    keysmanager/<node>/      state of a node's KeysManager: history, disk cache
     functions.json           deployed functions, one per line
     bundles/ logs/ decisions.jsonl
 
@@ -28,6 +30,8 @@ RUN_PREFIX = "ks-"
 USER = "admin"
 USER_FILE = "basic-auth-user"
 PASSWORD_FILE = "basic-auth-password"  # noqa: S105  (a file name, as OpenFaaS has it)
+TOKEN_FILE = "keysmanager-token"  # noqa: S105  (a file name)
+WIRE_KEY_FILE = "wire-key"
 
 
 class Home:
@@ -63,6 +67,20 @@ class Home:
     def credentials(self) -> Path:
         """Folder with the gateway's user name and password files."""
         return self.path / "credentials"
+
+    @property
+    def keysmanager_token(self) -> Path:
+        """File of the token that KeysManagers and their clients over TCP share."""
+        return self.credentials / TOKEN_FILE
+
+    @property
+    def wire_key(self) -> Path:
+        """File of the secret that workers and routers of different nodes share."""
+        return self.credentials / WIRE_KEY_FILE
+
+    def keysmanager_state(self, node: str) -> Path:
+        """State folder of a node's KeysManager."""
+        return self.path / "keysmanager" / node
 
     @property
     def control(self) -> Path:
@@ -121,7 +139,8 @@ class Home:
 
     def _ensure_credentials(self) -> None:
         self.credentials.mkdir(mode=0o700, exist_ok=True)
-        for name, value in ((USER_FILE, USER), (PASSWORD_FILE, secrets.token_urlsafe(24))):
+        drawn = ((file, secrets.token_urlsafe(32)) for file in (PASSWORD_FILE, TOKEN_FILE, WIRE_KEY_FILE))
+        for name, value in ((USER_FILE, USER), *drawn):
             file = self.credentials / name
             if file.exists() and file.read_text().strip():
                 file.chmod(0o600)

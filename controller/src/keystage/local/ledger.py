@@ -7,13 +7,14 @@ is tested without a process.
 
 A replica's states: starting -> ready -> draining -> gone; failed while a crashed one waits for
 its successor. Scale-down and updates are two-phase: out of routing first (`draining`), told to
-stop `linger_s` later, when whoever routes has seen it.
+stop `linger_s` later, when whoever routes has seen it. Where there are several nodes, a replica
+goes to the one that the controller named, else to the one that `spread` chooses.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 import msgspec
@@ -47,6 +48,7 @@ from keystage.local.program import (
     upkeep,
     with_threads,
 )
+from keystage.local.spread import Places, least_used
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ class _Replica:
         self.record = msgspec.structs.replace(self.record, **changes)
 
 
+DECIDED_S = 1.0
+"""Most time from a decision to the starts that follow from it; the controller decides four times a second."""
+
+
 def backoff_s(restarts: int) -> float:
     """Seconds to wait before start number `restarts` in a row: 0, 0.5, 1, 2 ... 30."""
     return 0.0 if restarts <= 1 else min(30.0, 0.5 * 2.0 ** min(restarts - 2, 10))
@@ -98,14 +104,21 @@ class Ledger:
 
     Attributes:
         functions: records by name.
+
+    Args:
+        bounds: time limits.
+        nodes: names of the nodes replicas may run on.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, nodes: Sequence[str] = ("",)) -> None:
         self.functions: dict[str, FunctionRecord] = {}
         self._bounds = bounds
         self._replicas: dict[str, _Replica] = {}
         self._upkeep: dict[str, Upkeep] = {}
         self._numbers: dict[str, int] = {}
+        self._nodes = tuple(nodes)
+        self._places: dict[str, Places] = {}
+        """What the controller last said of a function's places."""
 
     def restore(self, record: FunctionRecord) -> None:
         """Takes a record from an earlier run; the next event starts its replicas.
@@ -138,15 +151,17 @@ class Ledger:
             case Removed(name):
                 self._get(name)
                 del self.functions[name], self._upkeep[name]
+                self._places.pop(name, None)
             case Intended(name, intent):
                 self._intend(name, intent)
-            case Scaled(name, replicas):
+            case Scaled(name, replicas, sites, victims, decided_at_s):
                 check_replicas(name, replicas)
                 self.functions[name] = msgspec.structs.replace(self._get(name), desired=replicas)
+                self._places[name] = Places(sites, victims, decided_at_s)
             case CoresSet(name, cores):
                 return list(self._set_cores(name, cores))
-            case Started(replica, pid, address):
-                self._replicas[replica].set(pid=pid, address=address)
+            case Started(replica, pid, address, via, source, note):
+                self._replicas[replica].set(pid=pid, address=address, via=via, source=source, note=note)
                 return [*self._give_cores(replica), *self._reconcile(at_s)]
             case Answered(replica):
                 return [*self._answered(replica, at_s), *self._reconcile(at_s)]
@@ -274,7 +289,8 @@ class Ledger:
         new = [r for r in live if r.record.generation == record.generation]
         old = [r for r in live if r.record.generation != record.generation]
 
-        for victim in _victims(new, len(new) - wanted):
+        places = self._places.get(record.deployment.service, Places())
+        for victim in _victims(new, len(new) - wanted, places.victims):
             new.remove(victim)
             yield from self._drain(victim, at_s)
         # An old replica serves until a new one is ready in its place.
@@ -295,6 +311,7 @@ class Ledger:
 
     def _start(self, record: FunctionRecord, at_s: float, restarts: int = 0) -> Start:
         function = record.deployment.service
+        node, wanted_at_s = self._place(function, at_s, is_restart=restarts > 0)
         number = self._numbers.get(function, 0)
         self._numbers[function] = number + 1
         name = f"{function}-{number}"
@@ -307,13 +324,28 @@ class Ledger:
             address="",
             started_at_s=at_s,
             restarts=restarts,
+            node=node,
         )
         own = self._upkeep[function].drain_s
         self._replicas[name] = _Replica(entry, number, self._bounds.drain_s if own is None else own)
         deployment = record.deployment
         if record.cores is not None:
             deployment = with_threads(deployment, threads_of(record.cores))
-        return Start(name, deployment)
+        return Start(name, deployment, node, wanted_at_s)
+
+    def _place(self, function: str, at_s: float, *, is_restart: bool) -> tuple[str, float]:
+        """Where a new replica goes, and since when it is wanted."""
+        places = self._places.get(function, Places())
+        # What was decided is carried out at once: a replica that is started later has another cause.
+        is_decided = not is_restart and 0 <= at_s - places.decided_at_s <= DECIDED_S
+        wanted_at_s = places.decided_at_s if is_decided else at_s
+        node, self._places[function] = places.next_site()
+        if self._upkeep[function].exclusive:
+            return self._nodes[0], wanted_at_s  # a router's address names its node
+        if node in self._nodes:
+            return node, wanted_at_s
+        running = [(r.record.function, r.record.node) for r in self._replicas.values()]
+        return least_used(self._nodes, running, function), wanted_at_s
 
     def _drain(self, replica: _Replica, at_s: float) -> Iterator[Instruction]:
         if replica.state == "failed":
@@ -327,8 +359,16 @@ class Ledger:
             yield Terminate(replica.record.replica)
 
 
-def _victims(replicas: list[_Replica], count: int) -> list[_Replica]:
-    """Picks who goes: failed ones first, then starting ones, then the youngest."""
-    order = {"failed": 0, "starting": 1}
-    ranked = sorted(replicas, key=lambda r: (order.get(r.state, 2), -r.number))
+def _victims(replicas: list[_Replica], count: int, named: Sequence[str] = ()) -> list[_Replica]:
+    """Picks who goes: failed ones, then those named, then starting ones, then the youngest."""
+    place = {name: n for n, name in enumerate(named)}
+
+    def rank(replica: _Replica) -> tuple[int, int]:
+        if replica.state == "failed":
+            return 0, -replica.number
+        if replica.record.replica in place:
+            return 1, place[replica.record.replica]
+        return 2 if replica.state == "starting" else 3, -replica.number
+
+    ranked = sorted(replicas, key=rank)
     return ranked[: max(0, count)]

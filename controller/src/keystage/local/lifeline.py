@@ -23,6 +23,18 @@ GRACE_S = 0.5
 """From SIGTERM to SIGKILL when the supervisor died: nobody waits for a result any more."""
 
 
+class Lifeline:
+    """The pipe whose write end only this process holds."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+
+    def close(self) -> None:
+        """Cuts it: every child that watches ends."""
+        os.close(self._write_fd)
+        os.close(self.read_fd)
+
+
 def _end_group(lifeline_fd: int) -> None:
     select.select([lifeline_fd], [], [])
     os.killpg(0, signal.SIGTERM)

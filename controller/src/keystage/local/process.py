@@ -1,8 +1,9 @@
 """One running process: start with the right descriptors, follow its output, end it.
 
-Made by `local.supervisor` from a `Program`. Sockets and pipes are passed, never inherited by
-accident. Exits are seen through a pidfd; before a dead process is reaped its whole group is
-killed, while its process id cannot yet name anything else. This module must not decide anything.
+Made by `local.supervisor` from a `Program`, or by `local.node` around a process that a KeysManager
+forked for us. Sockets and pipes are passed, never inherited by accident. Exits are seen through a
+pidfd; before a dead process is reaped its whole group is killed, while its process id cannot yet name
+anything else. This module must not decide anything.
 """
 
 from __future__ import annotations
@@ -59,17 +60,36 @@ class _Output(asyncio.Protocol):
 class Process:
     """A started process, leader of its own process group.
 
-    Attributes:
+    Args:
         pid: process id.
         address: `host:port` it serves on, empty if it serves nothing.
+        log: takes its output.
+        pipe: read end of its output.
+        reap: waits for the dead process and returns its exit code, minus the signal that ended it, or None
+            where nobody can tell.
+        lifeline: write end of a lifeline of its own, closed when it is gone; None: it watches ours.
+
+    Attributes:
+        pid: process id.
+        address: see above.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], address: str, log: ReplicaLog, pipe: int) -> None:
-        self.pid = popen.pid
+    def __init__(
+        self,
+        pid: int,
+        address: str,
+        log: ReplicaLog,
+        pipe: int,
+        reap: Callable[[], int | None],
+        lifeline: int | None = None,
+    ) -> None:
+        self.pid = pid
         self.address = address
-        self._popen = popen
         self._log = log
         self._pipe = pipe
+        self._reap_it = reap
+        self._lifeline = lifeline
+        self._code: int | None = None
         self._ended = False
 
     @property
@@ -90,34 +110,23 @@ class Process:
         transport, output = await loop.connect_read_pipe(
             lambda: _Output(self._log, now), os.fdopen(self._pipe, "rb", buffering=0)
         )
-        gone = loop.create_future()
-        pidfd = os.pidfd_open(self.pid)
-
-        def mark_gone() -> None:
-            if not gone.done():
-                gone.set_result(None)
-
-        loop.add_reader(pidfd, mark_gone)
         try:
-            await gone
+            await _ended(self.pid, lambda: self.signal_group(signal.SIGKILL))
         finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-            if not gone.done() or gone.cancelled():
-                self.signal_group(signal.SIGKILL)
             self._reap()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(output.closed), OUTPUT_WAIT_S)
             transport.close()
             self._log.close(now())
-        code = self._popen.returncode
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = _how(self._code)
         return f"{how}: {self._log.last}" if self._log.last else how
 
     def _reap(self) -> None:
         self.signal_group(signal.SIGKILL)
-        self._popen.wait()
+        self._code = self._reap_it()
         self._ended = True
+        if self._lifeline is not None:
+            os.close(self._lifeline)
 
     def terminate(self) -> None:
         """Asks the process to finish (SIGTERM)."""
@@ -130,6 +139,35 @@ class Process:
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+
+
+async def _ended(pid: int, kill: Callable[[], None]) -> None:
+    """Waits until a process is dead; kills it if the wait is cancelled."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # dead and reaped by another: nothing to wait for
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+
+    def mark_gone() -> None:
+        if not gone.done():
+            gone.set_result(None)
+
+    loop.add_reader(pidfd, mark_gone)
+    try:
+        await gone
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        if gone.cancelled():
+            kill()
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "ended, nobody knows how"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def spawn(
@@ -164,7 +202,7 @@ def spawn(
             address = f"{host}:{port}"
             if program.takes_socket:
                 passed.append(server.fileno())
-                env["KEYSTAGE_HTTP"] = f"fd://{server.fileno()}"
+                env[program.socket_variable] = f"fd://{server.fileno()}"
             else:
                 server.close()
                 env |= {"KEYSTAGE_HTTP": address, "PORT": str(port)}
@@ -176,7 +214,8 @@ def spawn(
             stdout=write_end,
             stderr=write_end,
             pass_fds=passed,
-            process_group=0,
+            start_new_session=program.is_session,
+            process_group=None if program.is_session else 0,
         )
     except OSError:
         os.close(read_end)
@@ -186,4 +225,4 @@ def spawn(
         os.close(write_end)
         if own and server is not None:
             server.close()
-    return Process(popen, address, log, read_end)
+    return Process(popen.pid, address, log, read_end, popen.wait)

@@ -27,6 +27,8 @@ MAX_CORES = 1024
 MIN_LABEL = "com.openfaas.scale.min"
 ROLES = ("stage", "router", "function")
 _MODULES = {"stage": "keystage.worker.app", "router": "keystage.router.app"}
+SHARING = ("shared", "private")
+"""KEYSTAGE_SHARING: all replicas of a stage on a node share its parameters, or each has a copy of its own."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -59,6 +61,10 @@ class Program:
         answers_ready: it must answer 200 on `/_/ready`; foreign programs may not know that path, an
             open port is enough there.
         serves_http: it has an HTTP server at all.
+        module: our own module it runs, empty for a foreign program; a KeysManager can fork what has one.
+        tells_start: it answers `GET /_/start`.
+        socket_variable: environment variable that names the inherited socket.
+        is_session: it leads a session of its own, so that what it leaves behind can be told by it.
     """
 
     argv: tuple[str, ...]
@@ -66,6 +72,10 @@ class Program:
     takes_socket: bool = True
     answers_ready: bool = True
     serves_http: bool = True
+    module: str = ""
+    tells_start: bool = False
+    socket_variable: str = "KEYSTAGE_HTTP"
+    is_session: bool = False
 
 
 def role(deployment: Deployment) -> str:
@@ -90,6 +100,12 @@ def check(deployment: Deployment) -> None:
             raise BadDeployment(
                 f"function {deployment.service}: {key!r} is no name of an environment variable"
             )
+    sharing = deployment.envVars.get("KEYSTAGE_SHARING", SHARING[0])
+    if sharing not in SHARING:
+        raise BadDeployment(
+            f"function {deployment.service}: KEYSTAGE_SHARING must be one of {', '.join(SHARING)}, "
+            f"not {sharing!r}"
+        )
     if deployment.secrets:
         raise BadDeployment(
             f"function {deployment.service}: secrets ({', '.join(deployment.secrets)}) are not offered by "
@@ -176,7 +192,9 @@ def upkeep(deployment: Deployment) -> Upkeep:
     return Upkeep(initial, role(deployment) == "router", drain_s)
 
 
-def program(deployment: Deployment, *, replica: str, run: Path, inherited: Mapping[str, str]) -> Program:
+def program(
+    deployment: Deployment, *, replica: str, run: Path, inherited: Mapping[str, str], router: str = ""
+) -> Program:
     """Command and environment of one replica.
 
     A function's `envProcess` may name its port as `$PORT`.
@@ -186,6 +204,7 @@ def program(deployment: Deployment, *, replica: str, run: Path, inherited: Mappi
         replica: the replica's name.
         run: run folder.
         inherited: variables every process gets (PATH, HOME, ...).
+        router: inbox address of the pipeline's router, empty: a socket in the run folder.
     """
     env = {**inherited, **deployment.envVars, "KEYSTAGE_REPLICA": replica, "KEYSTAGE_RUN": str(run)}
     threads = deployment.envVars.get("KEYSTAGE_THREADS")
@@ -194,8 +213,16 @@ def program(deployment: Deployment, *, replica: str, run: Path, inherited: Mappi
     kind = role(deployment)
     if kind == "function":
         return Program(tuple(_command(deployment)), env, takes_socket=False, answers_ready=False)
-    env.setdefault("KEYSTAGE_ROUTER", f"ipc://{run}/{deployment.envVars['KEYSTAGE_PIPELINE']}.router")
-    return Program((sys.executable, "-m", _MODULES[kind]), env)
+    pipeline = deployment.envVars["KEYSTAGE_PIPELINE"]
+    env.setdefault("KEYSTAGE_ROUTER", router or f"ipc://{router_socket(run, pipeline)}")
+    return Program(
+        (sys.executable, "-m", _MODULES[kind]), env, module=_MODULES[kind], tells_start=kind == "stage"
+    )
+
+
+def router_socket(run: Path, pipeline: str) -> Path:
+    """Path of the UNIX socket that is a router's inbox."""
+    return run / f"{pipeline}.router"
 
 
 def with_port(argv: tuple[str, ...], port: int) -> tuple[str, ...]:

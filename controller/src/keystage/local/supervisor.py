@@ -1,7 +1,7 @@
 """Runs replicas as processes, as the ledger says: the local world's API server and kubelet.
 
-Between `local.control` (requests) and `local.process` (children). Every request and every thing
-that happens to a child becomes a ledger event; the instructions that come back are carried out at
+Between `local.control` (requests) and `local.launcher` (processes). Every request and every thing
+that happens to a process becomes a ledger event; the instructions that come back are carried out at
 once. All decisions are the ledger's; this module must not make any.
 """
 
@@ -11,15 +11,15 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, assert_never
 
 import aiohttp
 
-from keystage.local import cores, logs, store
-from keystage.local.api import FunctionRecord, View
+from keystage.local import cores, key_stages, logs, starts, store
+from keystage.local.adopted import Orphans
+from keystage.local.api import FunctionRecord, KeyStageList, NodeRecord, StartRecord, View
 from keystage.local.errors import UnknownFunction
 from keystage.local.events import (
     Answered,
@@ -37,49 +37,64 @@ from keystage.local.events import (
     Ticked,
 )
 from keystage.local.home import Home
+from keystage.local.launcher import Launcher
 from keystage.local.ledger import Bounds, Ledger
+from keystage.local.lifeline import Lifeline
+from keystage.local.node import Node
 from keystage.local.probe import follow
-from keystage.local.process import Process, spawn
 from keystage.local.program import Program, program, threads_of
+from keystage.local.site import RouterAddresses
 
 TICK_S = 0.1
-
-
-class Lifeline:
-    """The pipe whose write end only this process holds."""
-
-    def __init__(self) -> None:
-        self.read_fd, self._write_fd = os.pipe()
-
-    def close(self) -> None:
-        """Cuts it: every child that watches ends."""
-        os.close(self._write_fd)
-        os.close(self.read_fd)
 
 
 class Supervisor:
     """Functions, their replicas, and their processes.
 
+    Args:
+        home: state folder, open.
+        bounds: time limits of replicas.
+        inherited: variables that every replica gets.
+        nodes: nodes with a KeysManager; without any, everything is started as a plain process.
+
     Attributes:
         lifeline: read end goes to every child.
     """
 
-    def __init__(self, home: Home, bounds: Bounds, inherited: Mapping[str, str]) -> None:
+    def __init__(
+        self, home: Home, bounds: Bounds, inherited: Mapping[str, str], nodes: Sequence[Node] = ()
+    ) -> None:
         self.lifeline = Lifeline()
+        self._nodes = {node.name: node for node in nodes}
+        self._routers = RouterAddresses(home.run, nodes[0].name if len(nodes) > 1 else "")
+        self._key_stages: dict[str, tuple[int, ...]] = {}
         self._home = home
-        self._ledger = Ledger(bounds)
+        self._ledger = Ledger(bounds, tuple(self._nodes) or ("",))
         self._inherited = inherited
-        self._processes: dict[str, Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lives: set[asyncio.Task[None]] = set()
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probes: dict[str, list[asyncio.Task[None]]] = {}
         self._pins = cores.Pins(os.sched_getaffinity(0))
         self._session: aiohttp.ClientSession | None = None
         self._offset_s = time.time() - time.monotonic()
+        self._starts = starts.Starts(self._offset_s)
+        self._launcher = Launcher(
+            self._nodes,
+            lifeline_fd=self.lifeline.read_fd,
+            logs=home.logs,
+            offset_s=self._offset_s,
+            now=self.now,
+            started=self._report_started,
+            exited=self._gone,
+        )
         self._incarnation = secrets.token_hex(8)
         self._version = 1
         self._changed = asyncio.Event()
         self._closing = False
+
+    @property
+    def orphans(self) -> Orphans:
+        """What KeysManagers leave behind."""
+        return self._launcher.orphans
 
     def now(self) -> float:
         """Unix seconds that never jump."""
@@ -98,19 +113,13 @@ class Supervisor:
             connector=aiohttp.TCPConnector(force_close=True, limit=0), auto_decompress=False
         )
         self._go(self._tick())
+        self._launcher.begin()
         self.handle(Ticked())
 
     async def stop(self, within_s: float) -> None:
         """Ends every process: SIGTERM, at most `within_s` seconds, then SIGKILL."""
         self._closing = True
-        for process in self._processes.values():
-            process.terminate()
-        if self._lives:
-            await asyncio.wait(self._lives, timeout=within_s)
-        for process in self._processes.values():
-            process.signal_group(signal.SIGKILL)
-        if self._lives:
-            await asyncio.wait(self._lives)
+        await self._launcher.end(within_s)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -137,6 +146,7 @@ class Supervisor:
             self._changed.set()
             self._changed = asyncio.Event()
         if is_new:
+            self._keep_key_stages()
             durable = isinstance(event, Deployed | Removed)
             store.save(self._home.functions, self._ledger.functions.values(), durable=durable)
 
@@ -177,6 +187,28 @@ class Supervisor:
         self.function(name)
         return logs.query(self._home.logs, name, tail=tail, since_s=since_s)
 
+    def set_key_stages(self, ranking: KeyStageList) -> None:
+        """Replaces a pipeline's list of key stages; nodes keep them in memory as far as there is room."""
+        self._key_stages[ranking.pipeline] = ranking.stages
+        self._keep_key_stages()
+
+    def nodes(self) -> list[NodeRecord]:
+        """Nodes with a KeysManager."""
+        return [node.record() for node in self._nodes.values()]
+
+    def starts(self) -> list[StartRecord]:
+        """How the newest starts went."""
+        return self._starts.records()
+
+    def monotonic_to_unix(self, monotonic_s: float) -> float:
+        """A moment of this machine's `time.monotonic` in Unix seconds; 0 stays 0."""
+        return monotonic_s + self._offset_s if monotonic_s else 0.0
+
+    def _keep_key_stages(self) -> None:
+        stages = key_stages.resolve(self._key_stages, (f.deployment for f in self._functions()))
+        for node in self._nodes.values():
+            node.keep(stages)
+
     def _functions(self) -> tuple[FunctionRecord, ...]:
         return tuple(self._ledger.functions.values())
 
@@ -186,67 +218,63 @@ class Supervisor:
         if self._closing:
             return
         match instruction:
-            case Start(replica, deployment):
-                logs.prune(self._home.logs, deployment.service)
-                command = program(deployment, replica=replica, run=self._home.run, inherited=self._inherited)
-                self._start(replica, command)
+            case Start():
+                self._start(instruction)
             case Terminate(replica):
                 self._stop_probe(replica)
-                if replica in self._processes:
-                    self._processes[replica].terminate()
+                self._launcher.terminate(replica)
             case Kill(replica):
-                if replica in self._processes:
-                    self._processes[replica].signal_group(signal.SIGKILL)
+                self._launcher.kill(replica)
             case SetCores(replica, count, tell):
                 self._set_cores(replica, count, tell)
             case _:
                 assert_never(instruction)
 
     def _set_cores(self, replica: str, count: float, tell: bool) -> None:
-        process = self._processes.get(replica)
+        process = self._launcher.processes.get(replica)
         if process is None or self._session is None:
             return
         cores.pin(process.pid, self._pins.assign(replica, count))
         if tell:
             self._go(cores.tell(self._session, process.address, threads_of(count)))
 
-    def _start(self, replica: str, command: Program) -> None:
-        log = logs.ReplicaLog(self._home.logs / f"{replica}.log")
-        try:
-            process = spawn(command, log=log, lifeline_fd=self.lifeline.read_fd)
-        except OSError as error:
-            log.close(self.now())
-            reason = f"{command.argv[0]} cannot be started: {error.strerror}"
-            asyncio.get_running_loop().call_soon(self.handle, Exited(replica, reason))
-            return
-        self._processes[replica] = process
-        life = self._go(self._live(replica, process))
-        self._lives.add(life)
-        life.add_done_callback(self._lives.discard)
-        asyncio.get_running_loop().call_soon(self._report_started, replica, process, command)
-
-    def _report_started(self, replica: str, process: Process, command: Program) -> None:
-        if replica not in self._processes or self._closing:
-            return
-        self.handle(Started(replica, process.pid, process.address))
-        assert self._session is not None
-        self._probes[replica] = self._go(
-            follow(
-                self._session,
-                command,
-                process.address,
-                lambda: self.handle(Answered(replica)),
-                lambda: self.handle(Missed(replica)),
-            )
+    def _start(self, start: Start) -> None:
+        function = start.deployment.service
+        logs.prune(self._home.logs, function)
+        command = program(
+            start.deployment,
+            replica=start.replica,
+            run=self._home.run,
+            inherited=self._inherited,
+            router=self._routers.of(start.deployment.envVars.get("KEYSTAGE_PIPELINE", "")),
         )
+        self._starts.wanted(start.replica, function, start.node, start.wanted_at_s)
+        self._launcher.start(start, command)
 
-    async def _live(self, replica: str, process: Process) -> None:
-        reason = await process.wait(self.now)
+    def _report_started(self, started: Started, command: Program) -> None:
+        replica = started.replica
+        self._starts.forked(replica, self.now(), via=started.via, source=started.source, note=started.note)
+        self.handle(started)
+        assert self._session is not None
+        self._probes[replica] = [
+            self._go(
+                follow(
+                    self._session,
+                    command,
+                    started.address,
+                    lambda: self.handle(Answered(replica)),
+                    lambda: self.handle(Missed(replica)),
+                )
+            )
+        ]
+        if command.tells_start:
+            tells = starts.follow(self._session, started.address, lambda r: self._starts.told(replica, r))
+            self._probes[replica].append(self._go(tells))
+
+    def _gone(self, replica: str, reason: str) -> None:
         self._stop_probe(replica)
         self._pins.forget(replica)
-        del self._processes[replica]
-        if not self._closing:
-            self.handle(Exited(replica, reason))
+        self.handle(Exited(replica, reason))
 
     async def _tick(self) -> None:
         while True:
@@ -254,8 +282,7 @@ class Supervisor:
             self.handle(Ticked())
 
     def _stop_probe(self, replica: str) -> None:
-        probe = self._probes.pop(replica, None)
-        if probe is not None:
+        for probe in self._probes.pop(replica, ()):
             probe.cancel()
 
     def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -32,6 +32,7 @@ class UpOptions:
         home: state folder, None for KEYSTAGE_HOME or `.keystage`.
         gateway_port: None for KEYSTAGE_GATEWAY_PORT or 8080, 0 picks a free one.
         controller: run the controller.
+        nodes: KeysManagers, each a node of its own to replicas and controller.
         deployments: functions to deploy once up.
         ready_s: seconds to wait for the first replica of each of them.
         job: command to run once all is ready; `{gateway}` in it becomes the gateway's address.
@@ -41,6 +42,7 @@ class UpOptions:
     home: Path | None = None
     gateway_port: int | None = None
     controller: bool = True
+    nodes: int = 1
     deployments: tuple[Deployment, ...] = ()
     ready_s: float = 300.0
     job: tuple[str, ...] = ()
@@ -65,6 +67,7 @@ async def up(options: UpOptions) -> int:
         options.home or settings.home,
         gateway_port=settings.gateway_port if options.gateway_port is None else options.gateway_port,
         controller=options.controller,
+        nodes=options.nodes,
     )
     try:
         async with world:

@@ -1,4 +1,4 @@
-"""The local world as a library: supervisor, gateway and controller in one `async with`.
+"""The local world as a library: supervisor, KeysManagers, gateway and controller in one `async with`.
 
 Used by `local.up` (the command), tests and benchmarks. It puts the parts together in order and
 takes them apart in reverse, also when a step fails. It must not interpret deployments.
@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 
-from keystage.local.api import Deployment, FunctionRecord, ReplicaRecord
+from keystage.local.adopted import subreaper
+from keystage.local.api import Deployment, FunctionRecord, ReplicaRecord, StartRecord
 from keystage.local.config import LocalSettings, inherited_environment, runtime_folder
 from keystage.local.control import Control
 from keystage.local.errors import NotReady, PortInUse
@@ -26,6 +27,7 @@ from keystage.local.home import Home, read_credentials
 from keystage.local.ledger import Bounds
 from keystage.local.process import listening_socket
 from keystage.local.program import Program
+from keystage.local.site import Site, daemon_program, nodes_of, sites_of
 from keystage.local.supervisor import Supervisor
 from keystage.local.sweeper import Sweeper
 from keystage.local.system import SystemProcess
@@ -45,7 +47,12 @@ class LocalWorld:
         gateway_port: 0 picks a free port, None runs no gateway.
         controller: run the controller; without it desired numbers change by `scale` alone.
         bounds: time limits of replicas, None for those of the environment.
-        env: more variables for gateway and controller (`KEYSTAGE_*` settings).
+        env: more variables for gateway, controller and KeysManagers (`KEYSTAGE_*` settings).
+        nodes: how many nodes this machine plays, each with a KeysManager of its own.
+        keysmanager: whether replicas are forked by KeysManagers, None for what the environment says.
+
+    Attributes:
+        keysmanagers: the kept daemons by node, empty without.
     """
 
     def __init__(
@@ -56,6 +63,8 @@ class LocalWorld:
         controller: bool = True,
         bounds: Bounds | None = None,
         env: Mapping[str, str] | None = None,
+        nodes: int = 1,
+        keysmanager: bool | None = None,
     ) -> None:
         settings = LocalSettings(home=home)
         general, ours = inherited_environment()
@@ -63,12 +72,15 @@ class LocalWorld:
         self.gateway_url = ""
         self.gateway: SystemProcess | None = None
         self.controller: SystemProcess | None = None
+        self.keysmanagers: dict[str, SystemProcess] = {}
         self._general = general
         self._system_env = {**general, **ours, **(env or {})}
         self._port = gateway_port
         self._with_controller = controller
         self._bounds = bounds or settings.bounds()
         self._shutdown_s = settings.shutdown_s
+        is_on = not settings.keysmanager_off if keysmanager is None else keysmanager
+        self._node_names = nodes_of(nodes, settings.node) if is_on else ()
         self._stack = contextlib.AsyncExitStack()
         self._supervisor: Supervisor | None = None
 
@@ -95,7 +107,12 @@ class LocalWorld:
         async with self._stack as stack:
             self.home.open()
             stack.callback(self.home.close)
-            self._supervisor = Supervisor(self.home, self._bounds, self._general)
+            faces = [stack.enter_context(self._listen(0)) for _ in self._node_names]
+            sites = sites_of(self._node_names, self.home, faces)
+            if sites:
+                stack.enter_context(subreaper())
+            nodes = [site.node for site in sites]
+            self._supervisor = Supervisor(self.home, self._bounds, self._general, nodes)
             stack.push_async_callback(self._supervisor.stop, self._shutdown_s)
             sweeper = Sweeper(self.home.run, self._supervisor.lifeline.read_fd)
             stack.callback(sweeper.stop)
@@ -103,6 +120,9 @@ class LocalWorld:
             server = None if self._port is None else self._listen(self._port)
             if server is not None:
                 stack.callback(server.close)
+            for site in sites:
+                self.keysmanagers[site.node.name] = self._start_keysmanager(site)
+                stack.push_async_callback(self.keysmanagers[site.node.name].stop, SYSTEM_STOP_S)
             await self._supervisor.start()
             control = Control(self._supervisor)
             stack.push_async_callback(control.stop)
@@ -150,6 +170,10 @@ class LocalWorld:
         """Replicas of a function, in whatever state."""
         return [r for r in self.supervisor.view().replicas if r.function == function]
 
+    def starts(self, function: str) -> list[StartRecord]:
+        """How starts of a function's replicas went, oldest first, ended ones included."""
+        return [s for s in self.supervisor.starts() if s.function == function]
+
     async def wait_ready(
         self, function: str, replicas: int = 1, timeout_s: float = 60.0
     ) -> list[ReplicaRecord]:
@@ -194,6 +218,23 @@ class LocalWorld:
             "KEYSTAGE_HOME": str(self.home.path),
         }
         program = Program((sys.executable, "-m", f"keystage.{name}.app"), env, serves_http=server is not None)
+        return self._keep(name, program, server)
+
+    def _start_keysmanager(self, site: Site) -> SystemProcess:
+        program = daemon_program({**self._system_env, **site.env})
+        name = f"keysmanager-{site.node.name}"
+        kept = self._keep(name, program, site.face, self.supervisor.orphans.add_session)
+        site.node.is_failing = lambda: kept.is_failing
+        site.node.restart = kept.kill
+        return kept
+
+    def _keep(
+        self,
+        name: str,
+        program: Program,
+        server: socket.socket | None,
+        started: Callable[[int], None] | None = None,
+    ) -> SystemProcess:
         kept = SystemProcess(
             name,
             program,
@@ -201,6 +242,7 @@ class LocalWorld:
             lifeline_fd=self.supervisor.lifeline.read_fd,
             now=self.supervisor.now,
             server=server,
+            started=started,
         )
         kept.start()
         return kept

@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import datetime as dt
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import aiohttp
 from rich.console import Console
@@ -23,6 +25,7 @@ from keystage.loadgen.options import LoadOptions, OptionError, check
 from keystage.loadgen.progress import following
 from keystage.loadgen.report import Report
 from keystage.loadgen.sender import Row, client, send_all
+from keystage.loadgen.starts import ReplicaStart
 from keystage.loadgen.target import Target, gateway_of
 from keystage.loadgen.trace import TraceError, read
 
@@ -41,6 +44,9 @@ CAPACITY_S = 12.0
 
 SEND_LAG_WARNING_S = 0.1
 PLAIN_WIDTH = 120
+
+StartsSince: TypeAlias = Callable[[float], Sequence[ReplicaStart]]
+"""Starts decided since a moment (Unix seconds)."""
 
 EXIT_OK, EXIT_NOTHING_SERVED, EXIT_BAD_INPUT = 0, 1, 2
 
@@ -105,6 +111,7 @@ def demo(
     credentials: Credentials | None = None,
     out: Path = Path("out"),
     notes: tuple[str, ...] = (),
+    starts: StartsSince | None = None,
 ) -> Report:
     """What `make run` does once the pipeline is up.
 
@@ -121,6 +128,7 @@ def demo(
         credentials: of the gateway, for its list of functions.
         out: folder of the report.
         notes: shown in the report, for example a cap on replicas.
+        starts: tells the starts of replicas since a moment, asked after the replay; None: nobody tells.
 
     Raises:
         TraceError: a trace that cannot be used; found before anything is sent.
@@ -143,7 +151,7 @@ def demo(
     if trace is not None:
         for _ in read(trace):
             pass
-    made = asyncio.run(_demo(options, target, shown, list(notes)))
+    made = asyncio.run(_demo(options, target, shown, list(notes), starts))
     table.show(made, shown)
     _tell_files(options, shown)
     return made
@@ -156,7 +164,10 @@ def target_of(options: LoadOptions) -> Target:
     )
 
 
-async def _demo(options: LoadOptions, target: Target, shown: Console, notes: list[str]) -> Report:
+async def _demo(
+    options: LoadOptions, target: Target, shown: Console, notes: list[str], starts: StartsSince | None
+) -> Report:
+    begun_s = time.time()
     before = await _measure_idle(options, target, shown)
     rate_rps = DEMO_LOAD_RATIO * before.capacity.requests_per_s
     duration_s = options.duration_s or 0.0
@@ -170,7 +181,8 @@ async def _demo(options: LoadOptions, target: Target, shown: Console, notes: lis
     options = dataclasses.replace(options, rate_rps=rate_rps, duration_s=duration_s)
     plan = planning.plan(options, target)
     shown.print(f"replaying {len(plan.times_s)} requests over {plan.duration_s:.0f} s: {plan.source}")
-    return await _replay(options, target, plan, before, shown, notes)
+    told = (lambda: starts(begun_s)) if starts is not None else list
+    return await _replay(options, target, plan, before, shown, notes, told)
 
 
 async def _measure_idle(options: LoadOptions, target: Target, shown: Console) -> _Before:
@@ -198,6 +210,7 @@ async def _replay(
     before: _Before | None,
     shown: Console | None,
     notes: list[str] | None = None,
+    starts: Callable[[], Sequence[ReplicaStart]] = list,
 ) -> Report:
     started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     async with client(options.timeout_s) as session:
@@ -225,6 +238,7 @@ async def _replay(
             series=monitor.series,
             watching=report.Watching(monitor.polls, monitor.missed, monitor.last_error),
             machine=facts,
+            starts=await asyncio.to_thread(starts),
             unloaded=[] if before is None else before.unloaded,
             capacity=None if before is None else before.capacity,
             notes=[*(notes or []), *_warnings(rows, monitor)],

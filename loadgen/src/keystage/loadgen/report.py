@@ -23,6 +23,7 @@ from keystage.loadgen.measures import Attainment, Percentiles, Slo
 from keystage.loadgen.plan import Plan
 from keystage.loadgen.sender import Row
 from keystage.loadgen.series import StageSample, StageSeries, StageSummary
+from keystage.loadgen.starts import ReplicaStart, StartSummary, summaries
 
 REPORT_VERSION = 1
 
@@ -121,6 +122,8 @@ class Report:
         capacity: None if it was not measured.
         stages: one line per stage; empty if the router's counters were not readable.
         samples: the stages over time.
+        starts: replicas started while capacity was measured and in the replay; empty where nobody told.
+        start_times: the same by kind of start.
         watching: see `Watching`.
         machine: see `Machine`.
         notes: what the reader must know, in words.
@@ -148,6 +151,8 @@ class Report:
     capacity: Capacity | None
     stages: list[StageSummary]
     samples: list[StageSample]
+    starts: list[ReplicaStart]
+    start_times: list[StartSummary]
     watching: Watching
     machine: Machine
     notes: list[str]
@@ -167,6 +172,7 @@ class Measured:
     series: StageSeries
     watching: Watching
     machine: Machine
+    starts: Sequence[ReplicaStart] = ()
     unloaded: Sequence[Row] = ()
     capacity: Capacity | None = None
     notes: Sequence[str] = ()
@@ -199,6 +205,8 @@ def assemble(plan: Plan, rows: list[Row], measured: Measured) -> Report:
         capacity=measured.capacity,
         stages=measured.series.summaries(),
         samples=measured.series.samples,
+        starts=list(measured.starts),
+        start_times=summaries(measured.starts),
         watching=measured.watching,
         machine=measured.machine,
         notes=list(measured.notes),

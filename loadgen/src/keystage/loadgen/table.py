@@ -22,6 +22,8 @@ def render(report: Report) -> RenderableType:
         parts.append(_attainment(report))
     if report.stages:
         parts.append(_stages(report))
+    if report.start_times:
+        parts.append(_starts(report))
     if report.requests.examples:
         parts.append(_failures(report))
     parts.extend(Text(f"note: {note}", style="yellow") for note in report.notes)
@@ -139,6 +141,29 @@ def _stages(report: Report) -> Table:
             "-" if line.busy_mean_ratio is None else f"{100 * line.busy_mean_ratio:.0f} %",
             str(line.arrivals),
             "-" if line.cv is None else f"{line.cv:.2f}",
+        )
+    return table
+
+
+def _starts(report: Report) -> Table:
+    table = Table(
+        title="Replicas started",
+        title_justify="left",
+        caption="seconds from the controller's decision; first item: the first work a replica computed",
+        caption_justify="left",
+    )
+    names = ("by", "starts", "ready median", "max", "did work", "first item median", "max")
+    for name in names:
+        table.add_column(name, justify="right")
+    for line in report.start_times:
+        table.add_row(
+            line.via,
+            str(line.count),
+            _ms(line.ready_median_s),
+            _ms(line.ready_max_s),
+            str(line.answered),
+            _ms(line.first_item_median_s),
+            _ms(line.first_item_max_s),
         )
     return table
 

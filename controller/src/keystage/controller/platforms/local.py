@@ -3,7 +3,8 @@
 Before and after it: `loop`. One observation fetches functions, replicas and every router's
 statistics (routers in parallel, each with a short bound); `local_view` makes the snapshot of it.
 A supervisor that does not answer is a `PlatformError`; a router that does not answer marks its
-pipeline missing, and only that one is held. It holds no policy.
+pipeline missing, and only that one is held. Nodes are told where there are several, and then replicas
+go where the policy says. It holds no policy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ from keystage.controller.platforms.local_cap import Machine
 from keystage.controller.platforms.local_cpu import CpuProfiles
 from keystage.controller.platforms.local_view import Seen, role_of, snapshot_of
 from keystage.controller.platforms.unix_http import UnixConnection, exchange
-from keystage.local.api import Cpu, Desired, FunctionRecord, Intent, ReplicaRecord
+from keystage.local.api import (
+    Cpu,
+    Desired,
+    FunctionRecord,
+    Intent,
+    KeyStageList,
+    NodeRecord,
+    ReplicaRecord,
+)
 from keystage.router.api import STATS_PATH, RouterStats
 
 MAX_PARALLEL = 8
@@ -67,6 +76,7 @@ class LocalPlatform:
         self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
         self._bundles: dict[str, tuple[int, Pipeline]] = {}
         self._profiles = CpuProfiles()
+        self._has_nodes: bool | None = None
         self._pool = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="stats")
 
     def close(self) -> None:
@@ -91,6 +101,7 @@ class LocalPlatform:
                 cpu_work={url: self._profiles.read(bundle_folder(url)) for url in bundles},
                 machine=Machine(len(os.sched_getaffinity(0)), memory.available),
                 budget_replicas=self._budget,
+                nodes=self._nodes(),
             )
         )
 
@@ -98,18 +109,28 @@ class LocalPlatform:
         """See `Platform.apply`."""
         for action in actions:
             match action:
-                case SetReplicas(function, replicas):  # one node: sites say nothing here
-                    self._put(function, "replicas", Desired(replicas))
+                case SetReplicas(function, replicas, sites, victims):
+                    nodes = tuple(site.node for site in sites)
+                    desired = Desired(replicas, nodes, victims, decided_at_s=time.monotonic())
+                    self._put_to(function, "replicas", desired)
                 case SetCpu(function, cores):
-                    self._put(function, "cpu", Cpu(cores))
+                    self._put_to(function, "cpu", Cpu(cores))
                 case LiftOverride(function):
-                    self._put(function, "intent", Intent(override=None))
+                    self._put_to(function, "intent", Intent(override=None))
                 case ClearWake(function):
-                    self._put(function, "intent", Intent(wake=False))
+                    self._put_to(function, "intent", Intent(wake=False))
                 case PublishKeyStages():
                     self._publish(action)
                 case _:
                     assert_never(action)
+
+    def _nodes(self) -> list[NodeRecord]:
+        """Nodes where there are several; their number is settled when the supervisor starts."""
+        if self._has_nodes is False:
+            return []
+        nodes = self._get("/nodes", list[NodeRecord])
+        self._has_nodes = len(nodes) > 1
+        return nodes
 
     def _statistics(
         self, functions: Sequence[FunctionRecord], replicas: Sequence[ReplicaRecord]
@@ -152,7 +173,9 @@ class LocalPlatform:
         return {url: pipeline for url, (_, pipeline) in self._bundles.items() if url in urls}
 
     def _publish(self, action: PublishKeyStages) -> None:
-        """Keeps one entry per pipeline, replaced as a whole so that readers never see half of it."""
+        """Tells the supervisor, and keeps one entry per pipeline in a file, replaced as a whole."""
+        stages = tuple(entry.stage for entry in action.ranking)
+        self._put("/key-stages", KeyStageList(action.pipeline, stages))
         fresh = self._published.with_suffix(".json.new")
         try:
             try:
@@ -173,10 +196,12 @@ class LocalPlatform:
         except msgspec.DecodeError as error:
             raise PlatformError(f"GET {path} on {self._control}: {error}") from error
 
-    def _put(self, function: str, what: str, body: msgspec.Struct) -> None:
-        path = f"/functions/{quote(function, safe='')}/{what}"
+    def _put_to(self, function: str, what: str, body: msgspec.Struct) -> None:
+        self._put(f"/functions/{quote(function, safe='')}/{what}", body)
+
+    def _put(self, path: str, body: msgspec.Struct) -> None:
         status, answer = exchange(
             UnixConnection(self._control, self._timeout_s), "PUT", path, msgspec.json.encode(body)
         )
-        if status not in (http.client.OK, http.client.ACCEPTED, http.client.NOT_FOUND):  # gone: nothing to do
+        if status >= http.client.MULTIPLE_CHOICES and status != http.client.NOT_FOUND:  # gone: nothing to do
             raise PlatformError(f"PUT {path} on {self._control} answered {status}: {answer[:200]!r}")

@@ -31,7 +31,8 @@ from keystage.controller.domain.snapshot import (
 from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine, cap_of, is_on_gpu
 from keystage.controller.platforms.local_cpu import Cores, Work, cpu_views
 from keystage.controller.platforms.local_device import batch_of, cores_of, device_of, is_on_cpu, threads_of
-from keystage.local.api import FunctionRecord, ReplicaRecord
+from keystage.controller.platforms.local_nodes import node_views, placed, start_times
+from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
 from keystage.router.api import RouterStats
 
 MIN_LABEL = "com.openfaas.scale.min"
@@ -58,6 +59,7 @@ class Seen:
         machine: cores and memory.
         cpu_work: fits of the bundles' CPU profiles per stage, by URL.
         budget_replicas: R_total, None for no bound.
+        nodes: the supervisor's node records.
     """
 
     at_s: float
@@ -69,6 +71,7 @@ class Seen:
     machine: Machine
     budget_replicas: int | None = None
     cpu_work: Mapping[str, Sequence[Work | None]] = dataclasses.field(default_factory=dict)
+    nodes: Sequence[NodeRecord] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ def snapshot_of(seen: Seen) -> Snapshot:
         ),
         functions=tuple(_scale(seen, record) for record in others),
         budget_replicas=seen.budget_replicas,
+        nodes=node_views(seen.nodes, seen.functions, seen.replicas),
     )
 
 
@@ -181,6 +185,7 @@ def _stage(
         stage=index,
         scale=scale,
         start_s=_start_s(seen, record),
+        starts=start_times(seen.nodes, [r for r in seen.replicas if r.function == scale.function]),
         profile_s=batch.alpha_s + batch.beta_s if batch is not None else None,
         routers=tuple(
             RouterSample(incarnation=s.incarnation, at_s=s.at_s, counters=_counters(s, index)) for s in stats
@@ -209,6 +214,7 @@ def _scale(seen: Seen, record: FunctionRecord) -> FunctionView:
         max_replicas=_label(labels, MAX_LABEL, DEFAULT_MAX),
         override=Override(override.replicas, override.expires_at_s) if override is not None else None,
         wake=record.wake,
+        placed=placed(seen.nodes, mine),
     )
 
 

@@ -1,0 +1,153 @@
+"""The KeysManager's process: configuration, the daemon and its doors, and an orderly end.
+
+    python -m keystage.keysmanager.app
+
+Exit codes: 0 ended by SIGTERM, SIGINT or its owner; 2 bad configuration; 3 another daemon has the socket;
+1 a bug. Its end, however it comes, ends its fork server, holders and idle standbys, never a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from keystage.keysmanager import inventory, peer_server
+from keystage.keysmanager.catalog import Catalog
+from keystage.keysmanager.config import KeysManagerConfig
+from keystage.keysmanager.daemon import Daemon
+from keystage.keysmanager.daemon_ahead import Ahead
+from keystage.keysmanager.daemon_requests import Requests
+from keystage.keysmanager.daemon_rounds import Rounds
+from keystage.keysmanager.disk_cache import DiskCache
+from keystage.keysmanager.history import History
+from keystage.keysmanager.ledger import LedgerSettings
+from keystage.keysmanager.loader import Loader, LoaderSettings
+from keystage.keysmanager.revocations import Revocations
+from keystage.keysmanager.server import Server, SocketTaken
+from keystage.wire.endpoints import EndpointError, listen
+
+log = logging.getLogger("keystage.keysmanager")
+
+END_S = 5.0
+"""From the wish to end until the process does, whatever hangs."""
+
+
+def main() -> int:
+    """Runs the daemon until it is told to end; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = KeysManagerConfig()
+        token = config.token()
+    except (ValidationError, ValueError) as error:
+        print(f"keystage keysmanager: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    _raise_descriptor_limit()
+    try:
+        return asyncio.run(_run(config, token))
+    except (SocketTaken, EndpointError, OSError) as error:
+        print(f"keystage keysmanager: {error}", file=sys.stderr)  # noqa: T201
+        return 3
+
+
+async def _run(config: KeysManagerConfig, token: str) -> int:
+    for folder in (config.keysmanager_state, config.keysmanager.parent):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cache = (
+        DiskCache(config.keysmanager_state / "parameters", config.keysmanager_cache_bytes)
+        if config.keysmanager_cache_bytes
+        else None
+    )
+    catalog = Catalog(config.keysmanager_state / "bundles")
+    loader = Loader(LoaderSettings(config.peers, token, config.home_is_remote), cache)
+    history = History(config.keysmanager_state / "history.json")
+    history.load()
+    revocations = Revocations(config.keysmanager_state / "revoked")
+    gpus, _ = await asyncio.to_thread(inventory.gpus)
+    settings = LedgerSettings(prepare="none" if gpus else "cpu")
+    daemon = Daemon(settings, catalog, loader, history, revocations, dict(os.environ))
+    for identity in revocations.read():
+        daemon.revoke(identity)
+    ahead = Ahead(daemon.ledger, daemon.names, daemon.loads, daemon.standbys, config.standby_register_bytes)
+    rounds = Rounds(daemon, config.node, config.keysmanager_memory, ahead.registered)
+    requests = Requests(
+        daemon,
+        catalog,
+        config.keysmanager.absolute(),
+        see_memory=rounds.see_memory,
+        status=rounds.status,
+        metrics=rounds.metrics,
+        revoke=loader.drop,
+        find_copy=cache.find if cache is not None else lambda _: None,
+    )
+    server = Server(config.keysmanager.absolute(), requests)
+    server.start()
+    runner: web.AppRunner | None = None
+    try:
+        if config.keysmanager_listen:
+            runner = await peer_server.start(
+                peer_server.make_app(requests, token), listen(config.keysmanager_listen)
+            )
+        daemon.go(daemon.forkserver.run())
+        rounds.begin(requests.renew_list)
+        daemon.go(ahead.run())
+        daemon.go(_prewarm(requests, history))
+        return await _until_end(daemon, config.lifeline_fd)
+    finally:
+        if runner is not None:
+            await runner.cleanup()
+        await server.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await daemon.close()
+                await loader.close()
+        history.save()
+
+
+async def _prewarm(requests: Requests, history: History) -> None:
+    """What was kept here before is loaded before anybody asks, until the first list comes."""
+    names = history.names()
+    if names and not requests.has_list:
+        log.info("prewarming %d stages from the history", len(names))
+        await requests.set_list(names)
+
+
+async def _until_end(daemon: Daemon, lifeline_fd: int | None) -> int:
+    """Waits for SIGTERM, SIGINT, the owner's end, or a bug."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    if lifeline_fd is not None:
+        loop.add_reader(lifeline_fd, _read_lifeline, lifeline_fd, asked)
+    ending = asyncio.create_task(asked.wait())
+    await asyncio.wait((ending, daemon.failed), return_when=asyncio.FIRST_COMPLETED)
+    if lifeline_fd is not None:
+        loop.remove_reader(lifeline_fd)
+    ending.cancel()
+    if daemon.failed.done():
+        print(f"keystage keysmanager: {daemon.failed.result()}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _read_lifeline(fd: int, ended: asyncio.Event) -> None:
+    if not os.read(fd, 1):
+        ended.set()
+
+
+def _raise_descriptor_limit() -> None:
+    """A thousand connections, and a few descriptors for every replica."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

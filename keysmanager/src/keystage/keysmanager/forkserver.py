@@ -1,0 +1,145 @@
+"""The fork server: a process that has imported everything and done nothing, kept to be forked.
+
+    python -m keystage.keysmanager.forkserver FD
+
+Started by the daemon with one end of a socket pair, and with OMP_NUM_THREADS=1 in its environment
+(`import torch` leaves threads otherwise). Every message has one answer on the same socket:
+
+    Hold  + holder's socket, raw segment            -> Spawned(pid of the holder) | Refused
+    Spawn + lifeline, output, HTTP socket, claim    -> Spawned(pid of the replica) | Refused
+
+A holder then says `Held` or `Refused` on its own socket. Before every fork one task and no CUDA are
+proven. This process never loads parameters, never hashes, and ends when its socket reads end of file.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+
+from keystage.keysmanager import child, fork_child, holder
+from keystage.keysmanager.api import Hold, Refused, Spawned
+from keystage.keysmanager.channel import Channel, ChannelError, Told
+from keystage.keysmanager.fork_check import ForkError, check_forkable
+
+log = logging.getLogger("keystage.keysmanager")
+
+PRELOADED = (
+    "keystage.worker.app",
+    "keystage.worker.torch_executor",
+    "keystage.keysmanager.device_copy",
+    "keystage.keysmanager.client",
+    "keystage.router.app",
+    "keystage.router.text",
+    "safetensors.torch",
+    "prometheus_client.exposition",
+    "uvicorn.loops.auto",
+    "uvicorn.loops.asyncio",
+    "uvicorn.loops.uvloop",
+    "uvicorn.lifespan.off",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.http.h11_impl",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvicorn.protocols.websockets.auto",
+    "tokenizers",
+    "jinja2.sandbox",
+    "encodings.idna",
+    "encodings.ascii",
+    "multiprocessing.resource_tracker",
+)
+"""Everything that workers and routers import, also what they import late. An image may lack some."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the fork server; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if len(arguments) != 2 or not arguments[1].isdigit():
+        print("usage: python -m keystage.keysmanager.forkserver FD", file=sys.stderr)  # noqa: T201
+        return 2
+    channel = Channel(socket.socket(fileno=int(arguments[1])))
+    os.set_inheritable(channel.fileno(), False)
+    fork_child.rename("ks-forkserver")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal; the daemon decides
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps holders
+    preload()
+    try:
+        check_forkable()
+    except ForkError as error:
+        log.error("after the imports: %s", error)  # every fork will be refused by name
+    gc.collect()
+    gc.freeze()
+    return serve(channel)
+
+
+def preload() -> list[str]:
+    """Imports what replicas need; returns what this image lacks."""
+    missing = []
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing.append(f"{name} ({error})")
+    if missing:
+        log.info("not preloaded: %s", ", ".join(missing))
+    return missing
+
+
+def serve(channel: Channel) -> int:
+    """Answers until end of file; returns the exit code."""
+    begin = functools.partial(child.run, stock=None)
+    while True:
+        try:
+            received = channel.receive()
+        except ChannelError as error:
+            channel.send(Refused(str(error)))
+            continue
+        if received is None:
+            return 0
+        message, fds = received
+        try:
+            answer: Told
+            if isinstance(message, Hold):
+                answer = _fork_holder(message, fds)
+            else:
+                answer = holder.answer_to(message, fds, begin)
+            channel.send(answer)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+def _fork_holder(message: Hold, fds: list[int]) -> Spawned | Refused:
+    """Forks a holder; it is a child of this process, and lives on when this one ends."""
+    if len(fds) != 2:
+        return Refused(f"Hold with {len(fds)} descriptors, 2 are expected: its socket, the segment")
+    try:
+        check_forkable()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pid = os.fork()
+    except ForkError as error:
+        return Refused(str(error), error.http_status)
+    except OSError as error:
+        return Refused(f"fork of a holder failed: {error.strerror}", 500)
+    if pid == 0:
+        code = 1
+        try:
+            code = holder.hold(message, fds[0], fds[1])
+        except BaseException:
+            log.exception("holder of %s", message.parameters.file)
+            raise
+        finally:
+            # Never back into the fork server's frames. Memory goes as it is.
+            os._exit(code)
+    return Spawned(pid)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

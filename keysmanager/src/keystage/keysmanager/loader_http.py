@@ -1,0 +1,269 @@
+"""Ranges of a file over HTTP, received straight into memory; small files as a whole.
+
+Used by `source_peer` and `source_home` from the loader's threads, and by `catalog`. The standard
+library's client reads into a given buffer without a copy; an asynchronous one would hand out objects
+to be copied. Whatever an answer claims is held against what was asked before a byte is taken:
+status, range, length. No redirect is followed: a token must not travel to an address nobody named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import msgspec
+
+from keystage.keysmanager.loader_source import NotThere, SourceError
+
+MAX_SMALL_BYTES = 64 * 1024 * 1024
+"""Bound of a `pipeline.json` or tokenizer; the largest known tokenizers take 20 MB."""
+
+_NOT_MODIFIED, _NOT_FOUND = 304, 404
+
+
+class HttpLimits(msgspec.Struct, frozen=True):
+    """How long a server may keep a lane waiting.
+
+    Attributes:
+        connect_s: until the connection stands.
+        silent_s: without a single byte.
+        span_s: for one range (at most 16 MiB) from request to last byte: also ends a trickle.
+    """
+
+    connect_s: float = 2.0
+    silent_s: float = 5.0
+    span_s: float = 30.0
+
+
+PEER_LIMITS = HttpLimits()
+HOME_LIMITS = HttpLimits(connect_s=10.0, silent_s=15.0, span_s=120.0)
+"""A home may be far: 16 MiB in 120 s is 140 kB/s a lane."""
+
+
+def connect(url: str, limits: HttpLimits) -> http.client.HTTPConnection:
+    """Opens a connection to the host of an address.
+
+    Raises:
+        SourceError: bad address, unreachable, certificate refused.
+    """
+    connection = _connection(url, limits)
+    try:
+        connection.connect()
+    except (OSError, http.client.HTTPException) as error:
+        raise SourceError(f"no connection within {limits.connect_s:g} s: {_words(error)}") from error
+    return connection
+
+
+def _connection(url: str, limits: HttpLimits) -> http.client.HTTPConnection:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SourceError(f"address {url!r}: {error}") from error
+    if not host or parts.username is not None:
+        raise SourceError(
+            f"address of {host or 'no host'}: http(s)://host:port without credentials is needed"
+        )
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(
+            host, port, timeout=limits.connect_s, context=ssl.create_default_context()
+        )
+    if parts.scheme != "http":
+        raise SourceError(f"address {url!r}: http:// or https:// is needed")
+    return http.client.HTTPConnection(host, port, timeout=limits.connect_s)
+
+
+def target(url: str) -> str:
+    """The path and query of an address, as they stand in a request line."""
+    parts = urlsplit(url)
+    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return str(error) or type(error).__name__
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _bounded(sock: socket.socket, limit_s: float) -> Iterator[None]:
+    """Shuts a connection after a while, as time-outs of single receives do not end a trickle of lines."""
+    timer = threading.Timer(limit_s, _shut, (sock,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class RangeReader:
+    """Reads ranges of one address over one kept-alive connection (see `loader_source.Reader`)."""
+
+    def __init__(self, url: str, nbytes: int, headers: dict[str, str], limits: HttpLimits) -> None:
+        """Connects.
+
+        Args:
+            url: of the file.
+            nbytes: its length as the bundle has it.
+            headers: sent with every request.
+            limits: how long it may take.
+
+        Raises:
+            SourceError: unreachable.
+        """
+        self._target = target(url)
+        self._nbytes = nbytes
+        self._headers = headers
+        self._limits = limits
+        self._connection = connect(url, limits)
+        # Its receive buffer is left to the kernel: one that is set is capped low and no longer grows.
+        self._sock: socket.socket = self._connection.sock
+        self._response: http.client.HTTPResponse | None = None
+        self._left = 0
+        self._deadline_s = 0.0
+
+    def start(self, offset: int, length: int) -> None:
+        """Asks for a range and checks the head of the answer."""
+        self._deadline_s = time.monotonic() + self._limits.span_s
+        last = offset + length - 1
+        self._sock.settimeout(self._limits.silent_s)
+        try:
+            with _bounded(self._sock, self._limits.span_s):
+                self._connection.request(
+                    "GET", self._target, headers={**self._headers, "Range": f"bytes={offset}-{last}"}
+                )
+                response = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise SourceError(f"no answer within {self._limits.silent_s:g} s: {_words(error)}") from error
+        self._response = response
+        check_status(response, http.client.PARTIAL_CONTENT)
+        given, wanted = response.headers.get("Content-Range"), f"bytes {offset}-{last}/{self._nbytes}"
+        if given != wanted:
+            raise SourceError(f"Content-Range {given!r}, {wanted!r} expected")
+        if response.length != length:
+            raise SourceError(f"Content-Length {response.length}, {length} expected")
+        self._left = length
+
+    def fill(self, view: memoryview) -> None:
+        """Receives the next bytes of the range into `view`."""
+        response = self._response
+        assert response is not None, "fill without start"
+        assert len(view) <= self._left, f"{len(view)} bytes wanted, {self._left} left of the range"
+        position = 0
+        while position < len(view):
+            left_s = self._deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise SourceError(
+                    f"too slow: {self._left} bytes of a range missing after {self._limits.span_s:g} s"
+                )
+            self._sock.settimeout(min(self._limits.silent_s, left_s))
+            try:
+                with view[position:] as rest:
+                    got = response.fp.readinto1(rest)
+            except TimeoutError as error:
+                raise SourceError(
+                    f"silent for {min(self._limits.silent_s, left_s):.1f} s with {self._left} bytes missing"
+                ) from error
+            except (OSError, http.client.HTTPException) as error:
+                raise SourceError(
+                    f"connection broke with {self._left} bytes missing: {_words(error)}"
+                ) from error
+            if got == 0:
+                raise SourceError(f"truncated: {self._left} bytes of a range missing")
+            position += got
+            self._left -= got
+        if self._left == 0:
+            response.close()  # keeps the connection for the next range
+
+    def abort(self) -> None:
+        """Shuts the connection, so that a blocked receive ends."""
+        _shut(self._sock)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._response is not None:
+            self._response.close()
+        self._connection.close()
+
+
+def check_status(response: http.client.HTTPResponse, expected: int) -> None:
+    """Holds the status of an answer against the one expected.
+
+    Raises:
+        NotThere: 404.
+        SourceError: another one; a redirect is named with its address, which is not asked.
+    """
+    if response.status == expected:
+        return
+    if response.status in {301, 302, 303, 307, 308}:
+        where = response.headers.get("Location", "nowhere")[:200]
+        raise SourceError(f"redirects to {where!r}: redirects are not followed")
+    if response.status == _NOT_FOUND:
+        raise NotThere("not there (404)")
+    if response.status in {401, 403}:
+        raise SourceError(f"refuses our token ({response.status})")
+    if expected == http.client.PARTIAL_CONTENT and response.status == http.client.OK:
+        raise SourceError("answers a range with the whole file (200): it must serve ranges (206)")
+    reason = " ".join(response.read(200).decode("utf-8", "replace").split())
+    raise SourceError(f"status {response.status}, {expected} expected: {reason or response.reason}")
+
+
+class SmallFile(msgspec.Struct, frozen=True):
+    """A small file as a server gave it.
+
+    Attributes:
+        body: its bytes; None: unchanged since `etag`.
+        etag: names this version; empty where the server names none.
+    """
+
+    body: bytes | None
+    etag: str
+
+
+def get_small(url: str, etag: str = "", limits: HttpLimits = HOME_LIMITS) -> SmallFile:
+    """Fetches a small file.
+
+    Args:
+        url: its address.
+        etag: of the version at hand; empty: none.
+        limits: `span_s` bounds the whole.
+
+    Raises:
+        NotThere: 404.
+        SourceError: unreachable, another status than 200 (or 304), larger than `MAX_SMALL_BYTES`.
+    """
+    connection = connect(url, limits)
+    try:
+        connection.sock.settimeout(limits.silent_s)
+        with _bounded(connection.sock, limits.span_s):
+            connection.request("GET", target(url), headers={"If-None-Match": etag} if etag else {})
+            response = connection.getresponse()
+            if etag and response.status == _NOT_MODIFIED:
+                return SmallFile(None, etag)
+            check_status(response, http.client.OK)
+            body = bytearray()
+            while block := response.read1(1 << 20):
+                body += block
+                if len(body) > MAX_SMALL_BYTES:
+                    raise SourceError(f"larger than {MAX_SMALL_BYTES} bytes")
+        if response.length:
+            raise SourceError(
+                f"broken off with {response.length} bytes missing, after {limits.span_s:g} s at most"
+            )
+        return SmallFile(bytes(body), response.headers.get("ETag", ""))
+    except (OSError, http.client.HTTPException) as error:
+        raise SourceError(f"no answer: {_words(error)}") from error
+    finally:
+        connection.close()
