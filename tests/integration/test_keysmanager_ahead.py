@@ -59,12 +59,12 @@ def load(world: LoadWorld, folder: Path) -> None:
 
 
 def segments(pid: int) -> int:
-    """Segments that a process maps; 0 once it has ended."""
+    """Segments of the bundles that a process maps; 0 once it has ended."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return sum("/memfd:keystage-" in line for line in lines)
+    return sum(f"/memfd:keystage-{name}-" in line for line in lines for name in NAMES)
 
 
 def idle(world: LoadWorld) -> StandbyEntry:

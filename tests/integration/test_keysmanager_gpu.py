@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from keystage.bench.load import output_of
 from keystage.bench.load_bundles import STAGE, write_bundle
 from keystage.bench.load_world import LoadWorld
 from keystage.bundle.api import Pipeline
-from keystage.keysmanager import fork_check, peer_gpu, pinning, segment
+from keystage.keysmanager import fork_check, peer_gpu, pinning, registration, segment
+from keystage.keysmanager.api import Parameters, StageName
 from keystage.keysmanager.arena import Arena, layout_of
 from keystage.keysmanager.cuda_driver import Driver
 from keystage.keysmanager.device_config import DeviceConfig
 from keystage.keysmanager.device_copy import Delivery, load_stage_from_segment
+from keystage.keysmanager.registration import Registration, RegistrationError, Registrations
 from keystage.keysmanager.segment_copy import STAGED_LANES, Copied, Copy
 from keystage.keysmanager.standby import Prepared
 from keystage.models.base import Row
@@ -31,6 +34,7 @@ from keystage.models.loading import load_stage, sample_input
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 DEVICE = "cuda:0"
+STEP_BYTES = 32 << 20
 EXPORTER = """
 import sys, torch
 from pathlib import Path
@@ -50,16 +54,43 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pipeline]:
 
 
 @pytest.fixture
-def view(bundle: tuple[Path, Pipeline]) -> Iterator[memoryview]:
-    """The stage's file in a sealed segment, mapped as a replica maps it."""
+def sealed(bundle: tuple[Path, Pipeline]) -> Iterator[tuple[int, int]]:
+    """The stage's file in a sealed segment: descriptor and bytes."""
     folder, pipeline = bundle
     content = (folder / pipeline.stages[STAGE].file).read_bytes()
     draft = segment.create(len(content), "test")
     with draft.window(0, len(content)) as window:
         window[:] = content
     fd = draft.seal()
-    yield segment.map_readonly(fd, len(content))
+    yield fd, len(content)
     os.close(fd)
+
+
+@pytest.fixture
+def view(sealed: tuple[int, int]) -> memoryview:
+    """The segment, mapped as a replica maps it."""
+    return segment.map_readonly(*sealed)
+
+
+@pytest.fixture
+def ahead(
+    bundle: tuple[Path, Pipeline], view: memoryview, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Registrations]:
+    """A standby's registrations, in small steps; a context exists."""
+    torch.zeros(1, device=DEVICE)
+    monkeypatch.setattr(registration, "STEP_BYTES", STEP_BYTES)
+    registrations = Registrations(DEVICE, layout_of(view))
+    yield registrations
+    registrations.close()
+
+
+def parameters_of(bundle: tuple[Path, Pipeline]) -> Parameters:
+    folder, pipeline = bundle
+    spec = pipeline.stages[STAGE]
+    return Parameters(
+        name=StageName(folder.as_uri(), STAGE), pipeline=pipeline.name, identity=spec.identity,
+        dtype=pipeline.dtype, file=spec.file, nbytes=spec.nbytes, chunks=(),
+    )  # fmt: skip
 
 
 def shmem_bytes() -> int:
@@ -79,6 +110,19 @@ def copied(view: memoryview, ring: pinning.Ring | None) -> tuple[Copied, torch.T
     return result, arena.data[: layout.data_bytes].cpu(), shmem_bytes()
 
 
+def copied_ahead(held: Registration, ring: pinning.Ring | None) -> tuple[Copied, torch.Tensor]:
+    """(how, bytes on the device) of a segment that was registered ahead, maybe in part."""
+    assert held.view is not None
+    arena = Arena(held.layout.data_bytes, DEVICE)
+    copy = Copy(held.view, held.layout.data_start, arena, ring, held)
+    result = copy.wait()
+    held.close()
+    done = threading.Event()
+    copy.unmap(done.set)
+    assert done.wait(30)
+    return result, arena.data[: held.layout.data_bytes].cpu()
+
+
 def expected(view: memoryview) -> torch.Tensor:
     return torch.frombuffer(bytearray(view[layout_of(view).data_start :]), dtype=torch.uint8)
 
@@ -90,6 +134,63 @@ def test_registered_in_place(view: memoryview) -> None:
     assert result.way == "registered", result
     assert torch.equal(found, expected(view))
     assert shared <= before + (8 << 20)
+
+
+def test_registered_ahead_in_steps_and_given_back(
+    bundle: tuple[Path, Pipeline], sealed: tuple[int, int], view: memoryview, ahead: Registrations
+) -> None:
+    parameters, before = parameters_of(bundle), shmem_bytes()
+    steps = -(-sealed[1] // STEP_BYTES)
+    for _ in range(2):  # what is pinned still could not be pinned again
+        done = [ahead.register(parameters, sealed[0]).done_bytes for _ in range(steps)]
+        assert done == [min(STEP_BYTES * n, sealed[1]) for n in range(1, steps + 1)]
+        held = ahead.take(parameters.identity)
+        assert held is not None
+        assert held.is_complete
+        result, found = copied_ahead(held, None)
+        assert (result.way, result.note) == ("registered-ahead", "")
+        assert torch.equal(found, expected(view))
+        del held
+    assert shmem_bytes() <= before + sealed[1] + (8 << 20)  # `expected` has touched this process's own view
+
+
+@pytest.mark.parametrize("has_ring", [False, True])
+def test_what_was_registered_in_part_is_completed(
+    bundle: tuple[Path, Pipeline],
+    sealed: tuple[int, int],
+    view: memoryview,
+    ahead: Registrations,
+    has_ring: bool,
+) -> None:
+    ring = pinning.Ring(Driver(), STAGED_LANES) if has_ring else None
+    for _ in range(2):
+        held = ahead.register(parameters_of(bundle), sealed[0])
+    taken = ahead.take(held.identity)
+    assert taken is held
+    result, found = copied_ahead(held, ring)
+    assert (result.way, result.note) == (
+        "staged" if has_ring else "registered",
+        f"{2 * STEP_BYTES} bytes were registered ahead",
+    )
+    assert torch.equal(found, expected(view))
+    if ring is not None:
+        ring.close()
+
+
+def test_registering_that_is_refused_midway_leaves_nothing_pinned(
+    bundle: tuple[Path, Pipeline], sealed: tuple[int, int], ahead: Registrations
+) -> None:
+    parameters, driver = parameters_of(bundle), Driver()
+    held = ahead.register(parameters, sealed[0])
+    ((address, nbytes),) = held.chunks
+    driver.register(address + nbytes, mmap.PAGESIZE)  # the driver refuses to register a page twice
+    try:
+        with pytest.raises(RegistrationError, match="RLIMIT_MEMLOCK"):
+            ahead.register(parameters, sealed[0])
+    finally:
+        driver.unregister(address + nbytes)
+    assert ahead.take(parameters.identity) is None
+    assert (held.chunks, held.view) == ([], None)
 
 
 def test_staged_through_a_ring(view: memoryview) -> None:
@@ -207,12 +308,19 @@ def test_fork_server_has_no_cuda_children_have_and_all_memory_comes_back() -> No
         assert output_of(forked, pipeline) == reference
         assert "/dev/nvidia-uvm" in links(forked.pid)
         assert rss_shmem(forked.pid) < 32 << 20
-        world.keep_standbys(folder, 1)
-        standby = world.forked(folder)
-        standby.timeline()
-        assert standby.via == "standby"
-        assert output_of(standby, pipeline) == reference
-        assert rss_shmem(standby.pid) < 32 << 20
+        for registered, ways in ((None, {"staged", "registered"}), ([folder], {"registered-ahead"})):
+            world.keep_standbys(folder, 1, registered)
+            standby = world.forked(folder)
+            standby.timeline()
+            assert standby.via == "standby"
+            assert standby.copied()[2] in ways
+            assert output_of(standby, pipeline) == reference
+            until_s = time.monotonic() + 10.0
+            while rss_shmem(standby.pid) >= 32 << 20:  # given back beside the first work
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
+            if registered is None:
+                standby.end()
         world.keep_standbys(folder, 0)
         for pid in world.keepers():
             assert "/dev/nvidia-uvm" not in links(pid)

@@ -88,6 +88,7 @@ def test_replicas_are_forked_from_holders_and_outlive_the_daemon(tmp_path: Path)
     bundle = random_bundle(tmp_path / "tiny", stages=2)
     name = load(bundle).name
     stage = f"{name}-stage-1"
+    before = psutil.Process().children(recursive=True)
 
     async def run() -> None:
         async with LocalWorld(
@@ -137,7 +138,7 @@ def test_replicas_are_forked_from_holders_and_outlive_the_daemon(tmp_path: Path)
             await until(lambda: len(world.replicas(stage)) == 1, "one is drained")
             await complete(router, name)
             await until(lambda: not dead_children(), "nothing dead is left unreaped")
-            living = psutil.Process().children(recursive=True)
+            living = [p for p in psutil.Process().children(recursive=True) if p not in before]
         assert all(map(is_dead, living))
         assert not set(children()) & {p.pid for p in living}
 

@@ -94,9 +94,9 @@ def show(status: NodeStatus, now_s: float, console: Console) -> None:
     else:
         console.print("  nothing is held")
     for standby in status.standbys:
-        console.print(
-            f"  standby {standby.pid or '-'} {standby.state} {span(now_s - standby.since_s)}: {standby.shape}"
-        )
+        state = f"{standby.state} {span(now_s - standby.since_s)}: {standby.shape}"
+        ahead = f", {len(standby.registered)} registered ahead" if standby.registered else ""
+        console.print(f"  standby {standby.pid or '-'} {state}{ahead}{standby.note and f' ({standby.note})'}")
     for gpu in status.gpus:
         console.print(f"  GPU {gpu.index} {gpu.name}: {size(gpu.free_bytes)} of {size(gpu.total_bytes)} free")
     if status.gpu_reason:

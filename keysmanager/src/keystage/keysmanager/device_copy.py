@@ -5,7 +5,7 @@ shared and read-only; its bytes go straight into one arena on the device, of whi
 views. Four ways, best first, measured on an H200 (PCIe 5, 16 cores) with 5 GiB against 51.6 GB/s of a
 copy from memory that was pinned before:
 
-    ahead       a standby registered it while it was idle               a pinned copy's speed
+    registered-ahead   by a standby, while it was idle                 that of pinned memory
     staged      lanes copy into a ring that was pinned ahead            45 to 48 GB/s, any size of pages
     registered  one thread pins 64 MiB in place while the last 64 MiB   37 to 42 GB/s on huge pages,
                 are copied (more threads wait for one another: 37)      16 to 19 GB/s on 4 KiB pages

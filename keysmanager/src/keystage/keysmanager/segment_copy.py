@@ -20,10 +20,12 @@ from typing import Literal
 
 import torch
 
-from keystage.keysmanager import pinning, registered_copy
+from keystage.keysmanager import pinning
 from keystage.keysmanager.arena import Arena
 from keystage.keysmanager.cuda_driver import CudaError, Driver
+from keystage.keysmanager.mapped_pages import drop_pages, has_huge_pages
 from keystage.keysmanager.pinning import RING_CHUNK_BYTES, RING_DEPTH, Ring
+from keystage.keysmanager.registered_copy import RegisteredCopy
 from keystage.keysmanager.registration import Registration
 from keystage.keysmanager.segment import as_tensor
 
@@ -36,9 +38,6 @@ STAGED_LANES_SMALL_PAGES = 6
 """Pages of 4 KiB register at 16 to 19 GB/s: six lanes of about 3 GB/s reach that."""
 _SWITCH_S = 0.0001
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
 Way = Literal["registered-ahead", "staged", "registered", "pageable", "memory", "peer-gpu"]
 
 
@@ -49,7 +48,7 @@ class Copied:
     Attributes:
         nbytes: bytes copied.
         seconds: until the device had them.
-        way: how; `memory`: within host memory, `peer-gpu`: from another replica's arena.
+        way: how, see `device_copy`; `memory`: within host memory, `peer-gpu`: from another replica's arena.
         lanes: threads at work.
         note: why nothing better was possible, empty where nothing was.
     """
@@ -70,6 +69,9 @@ class Copy:
         arena: the target, of which nothing is in use on the device.
         ring: pinned memory made ahead, None: there is none.
         ahead: of this mapping, what was registered before, None: nothing. It stays the caller's.
+
+    Raises:
+        CudaError: the device refuses what was registered.
     """
 
     def __init__(
@@ -92,6 +94,11 @@ class Copy:
         if arena.data.is_cuda:
             torch.cuda.synchronize(arena.data.device)
             self._driver = Driver()
+        self._begin_s = time.perf_counter()
+        self._first: RegisteredCopy | None = None
+        if ahead is not None and self._driver is not None:
+            ends = self._source.data_ptr(), data_start, arena.data.data_ptr()
+            self._first = RegisteredCopy(self._driver, ahead, *ends)
         self._thread = threading.Thread(target=self._run, name="copy", daemon=True)
         self._thread.start()
 
@@ -138,14 +145,13 @@ class Copy:
             unmapped()
 
     def _run(self) -> None:
-        begin_s = time.perf_counter()
         try:
             way, lanes, note = self._copy()
         except BaseException as error:  # noqa: BLE001  # raised again by `wait`
             self._error = error
             return
         nbytes = self._source.numel() - self._start
-        self._result = Copied(nbytes, time.perf_counter() - begin_s, way, lanes, note)
+        self._result = Copied(nbytes, time.perf_counter() - self._begin_s, way, lanes, note)
 
     def _copy(self) -> tuple[Way, int, str]:
         size = self._source.numel()
@@ -153,11 +159,14 @@ class Copy:
             self._arena.data[: size - self._start].copy_(self._source[self._start :])
             return "memory", 1, "mapped ahead" if self._ahead is not None else ""
         self._driver.enter()
-        if self._ahead is None:
+        first = self._first
+        if first is None:
             return self._rest(0)
-        source, target = self._source.data_ptr(), self._arena.data.data_ptr()
-        with registered_copy.copying(self._driver, self._ahead, source, self._start, target) as begin:
-            return self._rest(begin) if begin < size else ("registered-ahead", registered_copy.STREAMS, "")
+        try:
+            is_all = first.done_bytes >= size
+            return ("registered-ahead", first.streams, "") if is_all else self._rest(first.done_bytes)
+        finally:
+            first.wait()
 
     def _rest(self, begin: int) -> tuple[Way, int, str]:
         """File bytes from `begin` (a multiple of large pages) on, which nobody has registered."""
@@ -176,7 +185,7 @@ class Copy:
         return self._without_registering(max(done, self._start), note)
 
     def _enough_lanes(self) -> int:
-        return STAGED_LANES if _has_huge_pages(self._source) else STAGED_LANES_SMALL_PAGES
+        return STAGED_LANES if has_huge_pages(self._source) else STAGED_LANES_SMALL_PAGES
 
     def _registering(self, begin: int) -> tuple[int, CudaError | None]:
         """Pins from `begin` on, each chunk copied while the next is pinned; (bytes done, why no further)."""
@@ -269,32 +278,3 @@ class Copy:
             driver.wait_stream(stream)
         except CudaError as error:
             errors.append(error)
-
-
-def drop_pages(source: torch.Tensor) -> None:
-    """Takes a segment's pages out of this process's page table; the segment keeps them."""
-    address = source.data_ptr()
-    length = source.numel() // mmap.PAGESIZE * mmap.PAGESIZE
-    if length:
-        _libc.madvise(address, length, mmap.MADV_DONTNEED)
-
-
-def _has_huge_pages(source: torch.Tensor) -> bool:
-    """Whether most of a mapping lies in pages of 2 MiB, as far as the kernel tells for what is touched."""
-    source[0].item()
-    address = source.data_ptr()
-    huge = resident = 0
-    with contextlib.suppress(OSError), open("/proc/self/smaps") as lines:  # noqa: PTH123
-        inside = False
-        for line in lines:
-            first = line.split(" ", 1)[0]
-            if "-" in first and not first.endswith(":"):
-                if inside:
-                    break
-                low, _, high = first.partition("-")
-                inside = int(low, 16) <= address < int(high, 16)
-            elif inside and first in ("ShmemPmdMapped:", "Shared_Hugetlb:", "Private_Hugetlb:"):
-                huge += int(line.split()[1])
-            elif inside and first == "Rss:":
-                resident = int(line.split()[1])
-    return huge > 0 and 2 * huge >= resident

@@ -43,7 +43,7 @@ from keystage.models.families import family_named
 from keystage.models.llama import LlamaStage
 from keystage.models.llama_decode import PooledStage
 from keystage.models.loading import build_stage, role_of, warm_up
-from keystage.wire.endpoints import watch_lifeline
+from keystage.wire.endpoints import Lifeline, watch_lifeline
 from keystage.worker import app
 from keystage.worker.config import WorkerConfig, parse_stages
 from keystage.worker.executor import StageError
@@ -128,7 +128,7 @@ def main(supply: StockSupply) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = WorkerConfig()  # type: ignore[call-arg]  # filled from the environment
-        watch_lifeline(config.lifeline_fd)
+        first_owner = watch_lifeline(config.lifeline_fd)
         prepared = prepare(config)
     except (ValidationError, BundleError, SplitError, StageError, StandbyError, RuntimeError) as error:
         print(f"keystage standby: {error}", file=sys.stderr)  # noqa: T201
@@ -140,7 +140,7 @@ def main(supply: StockSupply) -> int:
     while (received := control.receive()) is not None:
         message, fds = received
         if isinstance(message, Fill):
-            return _replica(prepared, registrations, control, message, fds)
+            return _replica(prepared, registrations, control, message, fds, first_owner)
         answer = _answered(registrations, message, fds)
         for fd in fds:
             os.close(fd)
@@ -165,14 +165,20 @@ def _answered(registrations: Registrations, message: Told, fds: Sequence[int]) -
 
 
 def _replica(
-    prepared: Prepared, registrations: Registrations, control: Channel, fill: Fill, fds: Sequence[int]
+    prepared: Prepared,
+    registrations: Registrations,
+    control: Channel,
+    fill: Fill,
+    fds: Sequence[int],
+    first_owner: Lifeline,
 ) -> int:
     """Lives on as what it was told to become; returns the exit code."""
     try:
         if len(fds) != len(DESCRIPTORS):
             raise StandbyError(f"Fill with {len(fds)} descriptors, needed are " + ", ".join(DESCRIPTORS))
         filled = become(prepared, fill, fds, registrations, control)
-    except (StandbyError, BundleError, segment.SegmentError) as error:
+        first_owner.release()  # `app.main` watches the lifeline that came with the Fill
+    except (StandbyError, BundleError, segment.SegmentError, CudaError) as error:
         control.send(Refused(str(error), 409))
         return 1
     with contextlib.suppress(ChannelError):

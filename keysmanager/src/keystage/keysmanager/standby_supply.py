@@ -116,13 +116,14 @@ class FilledSupply:
                 self._claim.close()
 
     def _clear(self) -> None:
+        """Unpins what was registered ahead, then unmaps it, then gives back the others and the ring."""
         self._delivery.join()
+        if self._ahead is not None:
+            self._ahead.close()
         self._delivery.unmap(self._unmapped)
 
     def _unmapped(self) -> None:
-        """The copy is through with the segment: what it was registered by, the ring (180 MB), the rest."""
-        if self._ahead is not None:
-            self._ahead.close()
+        """The segment is not mapped any more."""
         self._others.close()
         self._control.close()
         with self._lock:

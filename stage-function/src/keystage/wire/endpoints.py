@@ -36,14 +36,29 @@ def listen(spec: str) -> socket.socket:
         raise EndpointError(f"cannot listen on {spec!r} (expected host:port or fd://N): {error}") from error
 
 
-def watch_lifeline(fd: int | None) -> None:
-    """Ends this process at once when the owner's end of the pipe closes; does nothing for None."""
-    if fd is None:
-        return
+class Lifeline:
+    """Ends this process at once when the owner's end of the pipe closes, until it is released.
 
-    def wait() -> None:
+    Args:
+        fd: read end of the pipe; None: the process hangs on nobody.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self._is_released = False
+        if fd is not None:
+            threading.Thread(target=self._wait, args=(fd,), name="lifeline", daemon=True).start()
+
+    def release(self) -> None:
+        """The end of this pipe means nothing any more: another owner is watched instead."""
+        self._is_released = True
+
+    def _wait(self, fd: int) -> None:
         while os.read(fd, 1):
             pass
-        os._exit(1)
+        if not self._is_released:
+            os._exit(1)
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+def watch_lifeline(fd: int | None) -> Lifeline:
+    """Starts to watch the owner's lifeline; see `Lifeline`."""
+    return Lifeline(fd)
