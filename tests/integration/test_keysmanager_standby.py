@@ -10,6 +10,7 @@ import pytest
 from keystage.bench.load import output_of
 from keystage.bench.load_bundles import write_bundle
 from keystage.bench.load_world import LoadWorld, Replica
+from keystage.bundle.store import load
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +62,21 @@ def test_an_idle_standby_ends_with_its_owner(world: LoadWorld) -> None:
     world.keep_standbys(bundle, 0)
     _, status = os.waitpid(idle.pid, 0)  # handed to this process, which is the subreaper
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_filled_standby_hangs_on_its_own_owner_alone(world: LoadWorld) -> None:
+    bundle = world.folder / "one"
+    pipeline = load(bundle)
+    first_read, first_write = os.pipe()
+    world.keep_standbys(bundle, 1, lifeline_fd=first_read)
+    became = world.forked(bundle)
+    try:
+        became.timeline()
+        assert became.via == "standby"
+        world.keep_standbys(bundle, 0)
+        os.close(first_read)
+        os.close(first_write)  # whoever wanted standbys is gone
+        answers = {output_of(became, pipeline) for _ in range(20)}
+        assert len(answers) == 1
+    finally:
+        became.end()

@@ -225,7 +225,14 @@ class LoadWorld:
         except KeysManagerError as error:
             raise BenchError(f"{error}\n{self._log()}") from error
 
-    def keep_standbys(self, bundle: Path, count: int, registered: Sequence[Path] | None = ()) -> None:
+    def keep_standbys(
+        self,
+        bundle: Path,
+        count: int,
+        registered: Sequence[Path] | None = (),
+        *,
+        lifeline_fd: int | None = None,
+    ) -> None:
         """Waits until so many are idle and warm.
 
         Args:
@@ -233,12 +240,13 @@ class LoadWorld:
             count: how many.
             registered: bundles whose stages they must have registered ahead, or must have been refused;
                 None: they register nothing.
+            lifeline_fd: read end of their owner's pipe, None for this world's.
         """
         env = self._env(bundle, "standby")
         if registered is None:
             env[REGISTER_BYTES] = "0"
         wanted = Standbys(name=self.name(bundle), env=env, count=count)
-        asyncio.run(self.client.standbys(wanted, self._life[0]))
+        asyncio.run(self.client.standbys(wanted, self._life[0] if lifeline_fd is None else lifeline_fd))
         identities = {load(folder).stages[STAGE].identity for folder in registered or ()}
 
         def is_warm(standby: StandbyEntry) -> bool:
