@@ -221,6 +221,22 @@ def raw_connection(daemon: Node) -> socket.socket:
     return sock
 
 
+@pytest.mark.parametrize(
+    "address", ["file://[x/b", "file:///a%00b", "http://a..b/x", "http://é/", "ftp://x/y"]
+)
+def test_an_address_that_is_none_is_refused_and_ends_nobody(run: Run, address: str) -> None:
+    async def body(daemon: Node) -> None:
+        began_s = (await daemon.client.status()).started_at_s
+        with pytest.raises(KeysManagerRefused) as refused:
+            await daemon.client.get(StageName(address, 0))
+        assert refused.value.status == 404
+        await daemon.client.key_stages([StageName(address, 0)])
+        await daemon.client.key_stages([])
+        assert (await daemon.client.status()).started_at_s == began_s
+
+    run(body)
+
+
 def test_nonsense_on_a_connection_is_answered_and_answers_keep_their_order(run: Run) -> None:
     async def body(daemon: Node) -> None:
         channel = Channel(raw_connection(daemon))

@@ -264,6 +264,19 @@ def test_what_a_holder_was_not_promised_it_refuses(forks: Forks, bundle: Path, t
     assert "float99" in refusal(dtype="float99")
 
 
+def test_equal_parameters_of_another_configuration_are_not_handed_out(forks: Forks, tmp_path: Path) -> None:
+    """Hashes name the parameters, not what a model makes of them."""
+    bundle = random_bundle(tmp_path, hidden=128, width=320, vocab=997)
+    channel, held = forks.hold(bundle)
+    assert isinstance(held, Held)
+    same, other = forks.spawn(channel), forks.spawn(channel)
+    assert same.ask("load", str(bundle), 0, "cpu", "float32") == "cpu"
+    pipeline = store.load(bundle)
+    changed = msgspec.structs.replace(pipeline, config={**pipeline.config, "rms_norm_eps": 0.5})
+    store.write(bundle, changed)
+    assert other.ask("load", str(bundle), 0, "cpu", "float32") == ""
+
+
 def test_eight_replicas_of_one_stage_share_one_copy(forks: Forks, tmp_path: Path) -> None:
     """1.3 times the parameters is allowed for all eight, and nothing of it anonymous.
 

@@ -194,6 +194,35 @@ def test_wrong_bytes_are_refused_and_another_peer_serves(
         assert content(loaded.fd, loaded.nbytes) == right
 
 
+def test_a_server_that_closes_after_each_answer(wanted: Parameters, right: bytes) -> None:
+    def once(handler: BaseHTTPRequestHandler) -> None:
+        first, last = asked_range(handler)
+        handler.send_response(206)
+        handler.send_header("Connection", "close")
+        handler.send_header("Content-Range", f"bytes {first}-{last}/{len(right)}")
+        handler.send_header("Content-Length", str(last - first + 1))
+        handler.end_headers()
+        handler.wfile.write(right[first : last + 1])
+
+    before = holdings()
+    with odd_server(once) as url:
+        loaded = asyncio.run(load(wanted, [peer(url, wanted)]))
+        assert content(loaded.fd, loaded.nbytes) == right
+    assert settles_at(before)
+
+
+def test_an_error_whose_text_is_cut_short(wanted: Parameters) -> None:
+    def cut(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(500)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"99\r\nno")
+        handler.close_connection = True
+
+    with odd_server(cut) as url:
+        assert "status 500" in refusal(url, wanted)
+
+
 def test_truncated_answer(wanted: Parameters, right: bytes) -> None:
     def short(handler: BaseHTTPRequestHandler) -> None:
         first, last = asked_range(handler)

@@ -170,8 +170,12 @@ class Launcher:
             self._started(started, command)
 
     async def _live(self, replica: str, process: Process) -> None:
-        reason = await process.wait(self._now)
-        del self.processes[replica]
+        try:
+            reason = await process.wait(self._now)
+        except OSError as error:  # it is reaped all the same
+            reason = f"it could not be followed: {error}"
+        finally:
+            del self.processes[replica]
         if not self._closing:
             self._exited(replica, reason)
 
@@ -183,4 +187,7 @@ class Launcher:
         while True:
             await asyncio.sleep(REAP_EVERY_S)
             if not self._forking:  # one of them might be a replica that we are about to hear of
-                self.orphans.reap()
+                try:
+                    self.orphans.reap()
+                except OSError as error:
+                    log.warning("orphans are looked for again in a moment: %s", error)

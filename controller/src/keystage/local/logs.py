@@ -55,12 +55,15 @@ class ReplicaLog:
             if text.strip():
                 self.last = text.decode("utf-8", "replace")
         body = b"".join(stamp + line[:MAX_LINE_BYTES].rstrip(b"\r") + b"\n" for line in lines)
-        if self._size and self._size + len(body) > self._max_bytes:
-            self._out.close()
-            self._file.replace(self._file.with_name(self._file.name + ".1"))
-            self._out = self._file.open("ab", buffering=0)
-            self._size = 0
-        self._out.write(body)
+        try:
+            if self._size and self._size + len(body) > self._max_bytes:
+                self._file.replace(self._file.with_name(self._file.name + ".1"))
+                self._out.close()
+                self._out = self._file.open("ab", buffering=0)
+                self._size = 0
+            self._out.write(body)
+        except OSError:
+            return  # a full disk costs lines of a log, never the process they are of
         self._size += len(body)
 
 

@@ -131,7 +131,7 @@ class Node:
                 told = wanted
             except KeysManagerError:
                 self._status = None
-            except TimeoutError:
+            except TimeoutError:  # before OSError, whose kind it is
                 log.warning(
                     "KeysManager of %s was silent for %g s: it is restarted",
                     self.name,
@@ -139,6 +139,8 @@ class Node:
                 )
                 self._status = None
                 self.restart()
+            except OSError as error:
+                log.warning("KeysManager of %s cannot be asked: %s", self.name, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), STATUS_EVERY_S)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -46,6 +47,8 @@ from keystage.local.program import Program, program, threads_of
 from keystage.local.site import RouterAddresses
 
 TICK_S = 0.1
+
+log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -279,7 +282,10 @@ class Supervisor:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.handle(Ticked())
+            try:
+                self.handle(Ticked())
+            except OSError as error:  # descriptors or disk are used up just now; the next tick tries again
+                log.warning("tick: %s", error)
 
     def _stop_probe(self, replica: str) -> None:
         for probe in self._probes.pop(replica, ()):

@@ -225,7 +225,7 @@ class Daemon:
         identity = parameters.identity
         raw = self.loads.raw(identity)
         try:
-            pipeline = trimmed(self.names.pipeline(identity))
+            pipeline = trimmed(self.names.pipeline(identity, parameters.name))
         except BundleError as error:
             self.tell(events.HolderGone(identity, str(error)))
             return

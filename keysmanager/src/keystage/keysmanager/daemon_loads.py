@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from typing import Protocol
@@ -16,6 +17,8 @@ from keystage.keysmanager.api import Parameters
 from keystage.keysmanager.events import Event, Loaded, LoadFailed
 from keystage.keysmanager.loader import LoadedSegment
 from keystage.keysmanager.loader_source import LoadError
+
+log = logging.getLogger("keystage.keysmanager")
 
 
 class Fetches(Protocol):
@@ -61,6 +64,10 @@ class Loads:
             loaded = await self._loader.load(parameters, cancelled=cancelled)
         except LoadError as error:
             self._tell(LoadFailed(identity, str(error)))
+            return
+        except Exception as error:  # a source must never end the daemon, nor leave an asker waiting
+            log.exception("loading %s", parameters.file)
+            self._tell(LoadFailed(identity, f"{type(error).__name__}: {error}"))
             return
         finally:
             del self._cancels[identity]

@@ -19,6 +19,9 @@ from keystage.bundle.errors import BundleError
 from keystage.keysmanager.api import Parameters, StageName
 from keystage.keysmanager.daemon_needs import is_remote
 
+RESOLVE_S = 30.0
+"""Longest look at a bundle: a hung network file system must not hold up who asks."""
+
 log = logging.getLogger("keystage.keysmanager")
 
 REMOTE_RECHECK_S = 30.0
@@ -66,7 +69,13 @@ class Names:
         """
         loop = asyncio.get_running_loop()
         pool = self._far if is_remote(name.bundle) else self._near
-        parameters, pipeline = await loop.run_in_executor(pool, self._catalog.resolve, name)
+        try:
+            work = loop.run_in_executor(pool, self._catalog.resolve, name)
+            parameters, pipeline = await asyncio.wait_for(work, RESOLVE_S)
+        except TimeoutError as error:
+            raise BundleError(f"bundle {name.bundle}: not read within {RESOLVE_S:g} s") from error
+        except (OSError, ValueError) as error:  # an address that is none, a folder that may not be read
+            raise BundleError(f"bundle {name.bundle!r} cannot be read: {error}") from error
         before = self._seen.get(name)
         self._seen[name] = _Seen(parameters, pipeline, time.monotonic())
         if before is not None and before.parameters.identity != parameters.identity:
@@ -75,18 +84,20 @@ class Names:
 
     async def resolve_known(self, names: Iterable[StageName]) -> tuple[Parameters, ...]:
         """Those of `names` that can be resolved, in order; the others are logged."""
-        found = []
-        for name in names:
-            try:
-                parameters, _ = await self.resolve(name)
-            except BundleError as error:
-                if self._complaints.get(name) != str(error):  # the list is resolved again and again
-                    log.warning("stage %d of %s cannot be kept: %s", name.stage, name.bundle, error)
-                self._complaints[name] = str(error)
-                continue
-            self._complaints.pop(name, None)
-            found.append(parameters)
-        return tuple(found)
+        # All at once: a home that does not answer holds up nobody's stage but its own.
+        found = await asyncio.gather(*map(self._known, dict.fromkeys(names)))
+        return tuple(parameters for parameters in found if parameters is not None)
+
+    async def _known(self, name: StageName) -> Parameters | None:
+        try:
+            parameters, _ = await self.resolve(name)
+        except BundleError as error:
+            if self._complaints.get(name) != str(error):  # the list is resolved again and again
+                log.warning("stage %d of %s cannot be kept: %s", name.stage, name.bundle, error)
+            self._complaints[name] = str(error)
+            return None
+        self._complaints.pop(name, None)
+        return parameters
 
     async def recheck(self) -> None:
         """Looks at every bundle again; one that cannot be read just now changes nothing."""
@@ -100,13 +111,17 @@ class Names:
             except BundleError as error:
                 log.debug("stage %d of %s: %s", name.stage, name.bundle, error)
 
-    def pipeline(self, identity: str) -> bytes:
+    def pipeline(self, identity: str, name: StageName | None = None) -> bytes:
         """`pipeline.json` of the bundle that holds these parameters, also of one replaced a moment ago.
+
+        Several bundles may hold equal parameters; that of `name` is preferred.
 
         Raises:
             BundleError: no name stands for them.
         """
-        seen = self._of(identity) or self._replaced_lately.get(identity)
+        seen = self._seen.get(name) if name is not None else None
+        if seen is None or seen.parameters.identity != identity:
+            seen = self._of(identity) or self._replaced_lately.get(identity)
         if seen is None:
             raise BundleError(f"parameters {identity} belong to no bundle known here")
         return seen.pipeline

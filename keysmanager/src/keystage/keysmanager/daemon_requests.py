@@ -265,8 +265,11 @@ class Requests:
         return resolved if asked.is_open else None
 
     def _invalidate(self, identity: str) -> None:
-        self._revoke(identity)
-        self._daemon.revoke(identity)
+        self._daemon.revoke(identity)  # first: whatever the disk says, they are handed out no longer
+        try:
+            self._revoke(identity)
+        except OSError as error:
+            log.warning("revoked parameters %s stay on disk: %s", identity[:12], error)
 
     def _open(self, identity: str, parameters: Parameters | None) -> Offered | None:
         """A copy on disk, or the file at a home on this machine; the receiver checks the bytes."""

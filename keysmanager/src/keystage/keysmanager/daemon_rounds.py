@@ -55,6 +55,7 @@ class Rounds:
         self._gpus: tuple[Gpu, ...] = ()
         self._gpu_reason = "not looked yet"
         self._memo = Memo()
+        self._seen: Memory | None = None
 
     def see_memory(self) -> None:
         """Tells the ledger what the host says."""
@@ -89,7 +90,13 @@ class Rounds:
         return msgspec.structs.replace(entry, device=device, registered=registered, note=note)
 
     def _memory(self) -> Memory:
-        return memory.read(self._memory_bytes, segment_bytes=self._daemon.ledger.segment_bytes)
+        try:
+            self._seen = memory.read(self._memory_bytes, segment_bytes=self._daemon.ledger.segment_bytes)
+        except memory.MemoryUnreadable as error:  # no descriptor left, say: the last reading holds
+            if self._seen is None:
+                raise
+            log.warning("%s", error)
+        return self._seen
 
     def metrics(self) -> bytes:
         """Prometheus text."""

@@ -135,6 +135,7 @@ class Standbys:
         if wish is None:
             self._tell(StandbyGone(number, f"nobody wants standbys of {shape} any longer"))
             return
+        lifeline_fd = os.dup(wish.lifeline_fd)  # the wish may be replaced while this waits for its turn
         ours, theirs = pair()
         stray = inode(theirs)
         forker = Forker(ours, f"standby {number}")
@@ -142,8 +143,9 @@ class Standbys:
         self.starting += 1
         try:
             try:
-                spawned = await self._spawn(message, wish.lifeline_fd, theirs.fileno())
+                spawned = await self._spawn(message, lifeline_fd, theirs.fileno())
             finally:
+                os.close(lifeline_fd)
                 theirs.close()
                 self.starting -= 1
         except ForkerError as error:
@@ -218,7 +220,11 @@ class Standbys:
 
     def _owner(self, shape: str) -> None:
         wish = self._wishes[shape]
-        if not os.read(wish.lifeline_fd, 1):
+        try:
+            is_over = not os.read(wish.lifeline_fd, 1)
+        except OSError:
+            is_over = True
+        if is_over:
             self._forget(shape)
             self._tell(StandbysWanted(shape, 0))
 

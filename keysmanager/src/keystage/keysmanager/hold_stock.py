@@ -31,17 +31,30 @@ class Stock:
         raw: the stage's file, mapped read-only; None once it is not needed any more.
         built: the stage on the CPU, its parameters in shared memory; None where nothing was prepared.
         memory: where `built` has them; None where it uses `raw` in place.
+        pipeline: whose description `built` follows: equal parameters may be used in another way.
     """
 
     parameters: Parameters
     raw: memoryview | None
     built: LoadedStage | None = None
     memory: SharedMemory | None = None
+    pipeline: Pipeline | None = None
+
+    def is_built_for(self, pipeline: Pipeline, index: int) -> bool:
+        """Whether `built` computes what this stage of this pipeline does, given equal parameters."""
+        mine = self.pipeline
+        return mine is not None and _use(mine, self.parameters.name.stage) == _use(pipeline, index)
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of host memory beside the raw segment."""
         return 0 if self.memory is None else self.memory.nbytes
+
+
+def _use(pipeline: Pipeline, index: int) -> tuple[object, ...]:
+    """All that decides what a stage computes, beside its parameters."""
+    first, last = index == 0, index == len(pipeline.stages) - 1
+    return pipeline.family, pipeline.config, pipeline.stages[index].layers, first, last
 
 
 def stocked(hold: Hold, fd: int) -> Stock:
@@ -104,5 +117,5 @@ def _built(hold: Hold, pipeline: Pipeline, raw: memoryview) -> Stock:
     gc.collect()
     trim_heap()
     if memory.nbytes == 0:
-        return Stock(hold.parameters, raw, model)
-    return Stock(hold.parameters, None, model, memory)
+        return Stock(hold.parameters, raw, model, pipeline=pipeline)
+    return Stock(hold.parameters, None, model, memory, pipeline)

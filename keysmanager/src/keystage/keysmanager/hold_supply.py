@@ -124,6 +124,7 @@ class StockSupply:
             is_host
             and built is not None
             and built.dtype == kind
+            and stock.is_built_for(pipeline, index)
             and not (self._is_private and memory is None)
         ):
             if not self._is_private or memory is None:

@@ -221,7 +221,9 @@ def load_now(
         " and ".join(source.name for source in chunks.served_bytes), best.facts(),
     )  # fmt: skip
     is_remote = any(source.kind != "disk" for source in chunks.served_bytes)
-    return LoadedSegment(fd, parameters.nbytes, draft.huge_bytes, best.kind, load_s, note, is_remote)
+    return LoadedSegment(
+        fd, parameters.nbytes, draft.huge_bytes if draft.is_hugetlb else 0, best.kind, load_s, note, is_remote
+    )
 
 
 def _ranks(sources: Sequence[ParameterSource]) -> Iterator[list[ParameterSource]]:

@@ -123,6 +123,7 @@ class RangeReader:
         Raises:
             SourceError: unreachable.
         """
+        self._url = url
         self._target = target(url)
         self._nbytes = nbytes
         self._headers = headers
@@ -138,8 +139,12 @@ class RangeReader:
         """Asks for a range and checks the head of the answer."""
         self._deadline_s = time.monotonic() + self._limits.span_s
         last = offset + length - 1
-        self._sock.settimeout(self._limits.silent_s)
         try:
+            if self._connection.sock is not self._sock:  # the server closed it after its last answer
+                self._connection.close()
+                self._connection = connect(self._url, self._limits)
+                self._sock = self._connection.sock
+            self._sock.settimeout(self._limits.silent_s)
             with _bounded(self._sock, self._limits.span_s):
                 self._connection.request(
                     "GET", self._target, headers={**self._headers, "Range": f"bytes={offset}-{last}"}
@@ -216,7 +221,10 @@ def check_status(response: http.client.HTTPResponse, expected: int) -> None:
         raise SourceError(f"refuses our token ({response.status})")
     if expected == http.client.PARTIAL_CONTENT and response.status == http.client.OK:
         raise SourceError("answers a range with the whole file (200): it must serve ranges (206)")
-    reason = " ".join(response.read(200).decode("utf-8", "replace").split())
+    try:
+        reason = " ".join(response.read(200).decode("utf-8", "replace").split())
+    except (OSError, http.client.HTTPException) as error:
+        reason = _words(error)
     raise SourceError(f"status {response.status}, {expected} expected: {reason or response.reason}")
 
 

@@ -45,7 +45,7 @@ def _stat(path: Path) -> tuple[int, int, str] | None:
     """Parent, start in clock ticks, state; None: it has ended. See proc(5)."""
     try:
         text = path.read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # ended, or not ours to see (hidepid)
         return None
     # The name in parentheses may hold anything, parentheses too.
     words = text[text.rindex(")") + 2 :].split()

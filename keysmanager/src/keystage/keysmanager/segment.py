@@ -173,6 +173,8 @@ def _huge_draft(nbytes: int, name: str) -> Draft | None:
         os.ftruncate(fd, size)
         # A shared mapping reserves its pages, and the file keeps the reservation when it goes.
         mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE).close()
+        # A cgroup's limit is enforced where a page is first taken: here, not by a signal while loading.
+        os.posix_fallocate(fd, 0, size)
     except OSError:
         os.close(fd)
         return None

@@ -178,7 +178,10 @@ class PooledStage:
             self._stage.open(slot, capacity)
             return
         row = self._free[-1]
-        self._stage.open(slot, capacity, self._pool.row(row))
+        buffers = self._pool.row(row)
+        for buffer in buffers:  # masked positions are multiplied by 0, and 0 times NaN is NaN
+            buffer.zero_()
+        self._stage.open(slot, capacity, buffers)
         self._row_of[slot] = self._free.pop()
 
     def close(self, slot: int) -> None:

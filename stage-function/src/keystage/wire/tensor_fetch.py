@@ -126,7 +126,7 @@ class Fetcher:
                 while left:
                     self._receive(sock, left[0])
                     self._done(left.pop(0), "")
-            except (PeerError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is: arrivals are told, and the thread lives on
                 self._disconnect()
                 for arrival in left:
                     self._done(arrival, explain(error))

@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 
 from keystage.wire.address import join_host
 from keystage.wire.errors import PeerError, WireError
@@ -32,6 +33,9 @@ from keystage.wire.tensor_stream import (
 )
 
 log = logging.getLogger(__name__)
+
+ACCEPT_AGAIN_S = 0.1
+"""Until another connection is taken when one could not be (no descriptor left, say)."""
 
 MAX_CONNECTIONS = 256
 """Consumers of one producer; what connects beyond them is closed at once, so strangers cost little."""
@@ -89,8 +93,12 @@ class TensorServer:
         while True:
             try:
                 sock, (host, port, *_) = self._listening.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._is_closed:
+                    return
+                log.warning("no tensor connection could be taken: %s", error)
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             peer = join_host(host, port)
             with self._lock:
                 is_welcome = len(self._open) < MAX_CONNECTIONS and not self._is_closed
