@@ -89,6 +89,7 @@ def test_replicas_are_forked_from_holders_and_outlive_the_daemon(tmp_path: Path)
     name = load(bundle).name
     stage = f"{name}-stage-1"
     before = psutil.Process().children(recursive=True)
+    dead_before = set(dead_children())
 
     async def run() -> None:
         async with LocalWorld(
@@ -137,9 +138,9 @@ def test_replicas_are_forked_from_holders_and_outlive_the_daemon(tmp_path: Path)
             await world.scale(stage, 1)
             await until(lambda: len(world.replicas(stage)) == 1, "one is drained")
             await complete(router, name)
-            await until(lambda: not dead_children(), "nothing dead is left unreaped")
+            await until(lambda: set(dead_children()) <= dead_before, "nothing dead is left unreaped")
             living = [p for p in psutil.Process().children(recursive=True) if p not in before]
-        assert all(map(is_dead, living))
+        await until(lambda: all(map(is_dead, living)), "all processes of the world end")
         assert not set(children()) & {p.pid for p in living}
 
     bounded(run())

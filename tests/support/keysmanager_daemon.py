@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -21,12 +20,11 @@ from keystage.bundle.api import BUNDLE_VERSION, Pipeline, StageSpec
 from keystage.bundle.hashing import file_chunks, identity
 from keystage.keysmanager.api import CacheEntry, Fork, Forked, NodeStatus, StageName
 from keystage.keysmanager.client import KeysManagerClient, KeysManagerError
+from keystage.local.adopted import subreaper
 
 TESTS = Path(__file__).resolve().parent.parent
 WAIT_S = 20.0
 REPLICA = "support.keysmanager_replica"
-_PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None)
 
 
 def write_bundle(folder: Path, name: str, sizes: list[int], seed: int) -> Pipeline:
@@ -260,13 +258,12 @@ def node_of(folder: Path, prepare: Callable[[Node], object] = id, **env: str) ->
     """A daemon that answers; this process is the subreaper its replicas are handed to."""
     found = Node(folder, **env)
     prepare(found)
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        asyncio.run(found.start())
-        yield found
-    finally:
-        found.close()
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    with subreaper():
+        try:
+            asyncio.run(found.start())
+            yield found
+        finally:
+            found.close()
 
 
 # ------------------------------------------------------------------ /proc

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -28,11 +27,11 @@ from keystage.keysmanager import segment
 from keystage.keysmanager.api import Held, Hold, Parameters, Refused, Spawn, Spawned, StageName
 from keystage.keysmanager.channel import Channel, Told, pair
 from keystage.keysmanager.hold_pipeline import trimmed
+from keystage.local.adopted import subreaper
 from keystage.models.base import torch_dtype
 from keystage.models.families import family_named
 
 WAIT_S = 60.0
-_SUBREAPER = 36
 T = TypeVar("T")
 
 
@@ -133,14 +132,16 @@ def raw_segment(bundle: Path, stage: int = 0) -> int:
     return draft.seal()
 
 
-_reapers = 0
+_reapers: list[contextlib.AbstractContextManager[None]] = []
 
 
 def set_subreaper(is_on: bool) -> None:
     """Makes this process the one to which orphaned descendants are handed; on as often as off."""
-    global _reapers  # a property of the process
-    _reapers += 1 if is_on else -1
-    assert ctypes.CDLL(None).prctl(_SUBREAPER, int(_reapers > 0), 0, 0, 0) == 0
+    if is_on:
+        _reapers.append(subreaper())
+        _reapers[-1].__enter__()
+    else:
+        _reapers.pop().__exit__(None, None, None)
 
 
 class Replica:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import http.client
@@ -35,6 +34,7 @@ from keystage.bundle.dtypes import short_name
 from keystage.bundle.store import load
 from keystage.keysmanager.api import Fork, Forked, NodeStatus, StageName, StandbyEntry, Standbys
 from keystage.keysmanager.client import KeysManagerClient, KeysManagerError
+from keystage.local.adopted import subreaper
 from keystage.wire.starts import START_PATH, StartReport
 
 START_S = 300.0
@@ -44,7 +44,6 @@ ALL_BUNDLES_BYTES = 64 << 30
 """A standby registers all bundles in rotation, however large they are asked for."""
 POLL_S = 0.02
 """Times come from the replica's own clock; asking seldom leaves it alone."""
-_PR_SET_CHILD_SUBREAPER = 36
 _COPIED = re.compile(r"copied (\d+) bytes in ([0-9.]+) s: (\S+)")
 
 
@@ -155,7 +154,8 @@ class LoadWorld:
         self._number = 0
 
     def __enter__(self) -> Self:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._adopting = subreaper()
+        self._adopting.__enter__()
         with (self.folder / "daemon.log").open("wb") as log:
             self._daemon = subprocess.Popen(
                 [sys.executable, "-m", "keystage.keysmanager.app"],
@@ -186,7 +186,7 @@ class LoadWorld:
                 self._daemon.kill()
                 self._daemon.wait()
         os.close(self._life[0])
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        self._adopting.__exit__(None, None, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def fresh(self, bundle: Path) -> Replica:
