@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from keystage.keysmanager.api import Message, Refused
 from keystage.keysmanager.asked import close_all
-from keystage.keysmanager.channel import Channel, ChannelError, Told
+from keystage.keysmanager.channel import Channel, ChannelError, PeerGone, Told
 from keystage.keysmanager.claims import holders_of
 
 ANSWER_S = 120.0
@@ -33,11 +33,13 @@ class ForkerError(Exception):
 
     Attributes:
         is_unsure: the forker ended or hung before it answered: a child may have been left.
+        is_over: this forker will never answer again; unless `is_unsure`, nothing was asked of it.
     """
 
-    def __init__(self, reason: str, *, is_unsure: bool = False) -> None:
+    def __init__(self, reason: str, *, is_unsure: bool = False, is_over: bool = False) -> None:
         super().__init__(reason)
         self.is_unsure = is_unsure
+        self.is_over = is_unsure or is_over
 
 
 class Forker:
@@ -64,9 +66,12 @@ class Forker:
         """
         async with self._turn:
             if self._is_closed:
-                raise ForkerError(f"{self._name} has ended")
+                raise ForkerError(f"{self._name} has ended", is_over=True)
             try:
                 await self._channel.asend(message, fds)
+            except PeerGone as error:
+                self.close()
+                raise ForkerError(f"{self._name}: {error}", is_over=True) from error
             except (OSError, ChannelError) as error:
                 raise ForkerError(f"{self._name}: {error}") from error
             return await self.hear(kind)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from keystage.keysmanager.api import Message
 from keystage.keysmanager.channel import Told, pair
-from keystage.keysmanager.daemon_forker import Forker, ForkerError, Life
+from keystage.keysmanager.daemon_forker import ANSWER_S, Forker, ForkerError, Life
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -88,11 +88,33 @@ class ForkServer:
         Raises:
             ForkerError: refused, it ended, or it cannot be kept running.
         """
-        while self._forker is None:
+        while True:
+            forker, life = await self._ready()
+            try:
+                return await forker.ask(message, fds, kind)
+            except ForkerError as error:
+                if not error.is_over:
+                    raise
+                life.kill()  # it can be asked nothing any more: the next one is started
+                await life.ended.wait()
+                if self._forker is forker:
+                    self._present.clear()
+                if error.is_unsure:
+                    raise
+            # Nothing was sent: the next one is asked. `MAX_FAILURES` bounds how often.
+
+    async def _ready(self) -> tuple[Forker, Life]:
+        while not self._present.is_set():
             if self._failures >= MAX_FAILURES:
                 raise ForkerError(f"the fork server ended {self._failures} times in a row: {self._last_end}")
-            await self._present.wait()
-        return await self._forker.ask(message, fds, kind)
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._present.wait()
+            except TimeoutError:
+                raise ForkerError(f"no fork server in {ANSWER_S:.0f} s: {self._last_end}") from None
+        assert self._forker is not None
+        assert self._life is not None
+        return self._forker, self._life
 
     async def close(self) -> None:
         """Ends it."""

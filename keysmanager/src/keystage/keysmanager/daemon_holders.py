@@ -116,7 +116,15 @@ class Holders:
         holder = self._holders.get(identity)
         if holder is None or holder.is_ending:
             raise ForkerError(f"holder of {identity[:12]} has ended")
-        return await holder.forker.ask(message, fds, kind)
+        try:
+            return await holder.forker.ask(message, fds, kind)
+        except ForkerError as error:
+            if error.is_over and holder.life is not None:
+                # The ledger hears of the death (`_watch` waits longer) before it hears of the failed
+                # start: else it would ask the same holder again, and give up.
+                holder.life.kill()
+                await holder.life.ended.wait()
+            raise
 
     async def end(self, identity: str) -> None:
         """Ends one; its `HolderGone` is told by who watches it, or here when there is none."""

@@ -25,7 +25,7 @@ import sys
 
 from keystage.keysmanager import child, fork_child, holder
 from keystage.keysmanager.api import Hold, Refused, Spawned
-from keystage.keysmanager.channel import Channel, ChannelError, Told
+from keystage.keysmanager.channel import Channel, Told
 from keystage.keysmanager.fork_check import ForkError, check_forkable
 
 log = logging.getLogger("keystage.keysmanager")
@@ -94,25 +94,13 @@ def preload() -> list[str]:
 def serve(channel: Channel) -> int:
     """Answers until end of file; returns the exit code."""
     begin = functools.partial(child.run, stock=None)
-    while True:
-        try:
-            received = channel.receive()
-        except ChannelError as error:
-            channel.send(Refused(str(error)))
-            continue
-        if received is None:
-            return 0
-        message, fds = received
-        try:
-            answer: Told
-            if isinstance(message, Hold):
-                answer = _fork_holder(message, fds)
-            else:
-                answer = holder.answer_to(message, fds, begin)
-            channel.send(answer)
-        finally:
-            for fd in fds:
-                os.close(fd)
+
+    def answer(message: Told, fds: list[int]) -> Told:
+        if isinstance(message, Hold):
+            return _fork_holder(message, fds)
+        return holder.answer_to(message, fds, begin)
+
+    return holder.answer_all(channel, answer)
 
 
 def _fork_holder(message: Hold, fds: list[int]) -> Spawned | Refused:

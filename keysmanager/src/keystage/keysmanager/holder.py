@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import socket
+from collections.abc import Callable
 
 from keystage.bundle.errors import BundleError, SplitError
 from keystage.keysmanager import child, fork_child
@@ -56,6 +57,11 @@ def hold(message: Hold, sock_fd: int, segment_fd: int) -> int:
 
 def serve_spawns(channel: Channel, begin: Begin) -> int:
     """Forks a replica for each `Spawn`, until end of file; returns the exit code."""
+    return answer_all(channel, lambda message, fds: answer_to(message, fds, begin))
+
+
+def answer_all(channel: Channel, answer: Callable[[Told, list[int]], Told]) -> int:
+    """Answers every message until end of file; the descriptors beside it are closed; gives the exit code."""
     while True:
         try:
             received = channel.receive()
@@ -66,7 +72,7 @@ def serve_spawns(channel: Channel, begin: Begin) -> int:
             return 0
         message, fds = received
         try:
-            channel.send(answer_to(message, fds, begin))
+            channel.send(answer(message, fds))
         finally:
             for fd in fds:
                 os.close(fd)
