@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.keysmanager_daemon import WAIT_S, Node, name_of, node_of, state_of, write_bundle
+from support.keysmanager_daemon import (
+    MB,
+    Node,
+    Run,
+    digest,
+    name_of,
+    node_of,
+    running,
+    state_of,
+    write_bundle,
+)
 from support.keysmanager_forks import random_bundle
 
 from keystage.bundle.store import load
 from keystage.keysmanager.client import KeysManagerRefused
-
-MB = 1_000_000
-Run = Callable[[Callable[[Node], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +33,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def run(daemon: Node) -> Iterator[Run]:
-    """Runs a coroutine with the daemon, then ends the replicas it left."""
-
-    def go(body: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
-        asyncio.run(asyncio.wait_for(body(daemon), WAIT_S))
-
-    yield go
-    for replica in daemon.replicas:
-        replica.end()
-    daemon.replicas.clear()
-
-
-def digest(folder: Path, stage: int = 0) -> str:
-    return hashlib.sha256((folder / f"stage-{stage:02d}.safetensors").read_bytes()).hexdigest()
+    yield from running(daemon)
 
 
 def test_invalid_parameters_are_given_to_nobody_and_taken_from_nobody(run: Run, tmp_path: Path) -> None:

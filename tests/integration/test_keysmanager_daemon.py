@@ -8,17 +8,21 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.keysmanager_daemon import (
+    MB,
     WAIT_S,
     Node,
+    Run,
     descriptors,
+    digest,
     name_of,
     node_of,
+    running,
     state_of,
     write_bundle,
 )
@@ -30,9 +34,6 @@ from keystage.keysmanager.channel import Channel
 from keystage.keysmanager.client import KeysManagerClient, KeysManagerGone, KeysManagerRefused, get_segment
 from keystage.keysmanager.segment import check_sealed
 
-MB = 1_000_000
-Run = Callable[[Callable[[Node], Coroutine[Any, Any, None]]], None]
-
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
@@ -43,19 +44,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def run(daemon: Node) -> Iterator[Run]:
-    """Runs a coroutine with the daemon, then ends the replicas it left."""
-
-    def go(body: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
-        asyncio.run(asyncio.wait_for(body(daemon), WAIT_S))
-
-    yield go
-    for replica in daemon.replicas:
-        replica.end()
-    daemon.replicas.clear()
-
-
-def digest(folder: Path, stage: int = 0) -> str:
-    return hashlib.sha256((folder / f"stage-{stage:02d}.safetensors").read_bytes()).hexdigest()
+    yield from running(daemon)
 
 
 def loads_of(daemon: Node, pipeline: str) -> int:

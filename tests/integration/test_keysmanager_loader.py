@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.keysmanager_bundles import (
+    PATIENT,
     THREE_CHUNKS,
     TOKEN,
     FilesBackend,
@@ -23,9 +24,10 @@ from support.keysmanager_bundles import (
     holdings,
     odd_server,
     parameters_of,
+    peer,
     serving,
     settles_at,
-    write_stages,
+    three_chunks,
 )
 
 from keystage.bundle.api import CHUNK_BYTES
@@ -39,14 +41,12 @@ from keystage.keysmanager.source_disk import DiskSource
 from keystage.keysmanager.source_home import HttpHomeSource, plan
 from keystage.keysmanager.source_peer import PeerSource
 
-PATIENT = HttpLimits(connect_s=2.0, silent_s=30.0, span_s=60.0)
 QUICK = HttpLimits(connect_s=2.0, silent_s=0.2, span_s=0.5)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stage of three chunks (the last one short), and a small one."""
-    return write_stages(tmp_path_factory.mktemp("loader") / "bundle", [THREE_CHUNKS, 7001])
+    return three_chunks(tmp_path_factory.mktemp("loader"))
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,6 @@ def wanted(bundle: Path) -> Parameters:
 @pytest.fixture(scope="module")
 def right(bundle: Path, wanted: Parameters) -> bytes:
     return (bundle / wanted.file).read_bytes()
-
-
-def peer(url: str, wanted: Parameters, token: str = TOKEN, limits: HttpLimits = PATIENT) -> PeerSource:
-    return PeerSource(url, token, wanted, limits=limits)
 
 
 def refusal(url: str, wanted: Parameters, **options: str) -> str:

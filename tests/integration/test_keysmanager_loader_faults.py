@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.keysmanager_bundles import (
-    THREE_CHUNKS,
+    PATIENT,
     TOKEN,
     FilesBackend,
     answer_range,
@@ -25,8 +25,8 @@ from support.keysmanager_bundles import (
     parameters_of,
     serving,
     settles_at,
+    three_chunks,
     until,
-    write_stages,
 )
 
 from keystage.bundle.api import CHUNK_BYTES
@@ -34,18 +34,14 @@ from keystage.keysmanager import segment
 from keystage.keysmanager.api import Parameters
 from keystage.keysmanager.disk_cache import DiskCache
 from keystage.keysmanager.loader import LoadedSegment, Loader, LoaderSettings, load
-from keystage.keysmanager.loader_http import HttpLimits
 from keystage.keysmanager.loader_source import LoadCancelled, LoadError
 from keystage.keysmanager.source_disk import DiskSource, FileReader
 from keystage.keysmanager.source_peer import PeerSource
 
-PATIENT = HttpLimits(connect_s=2.0, silent_s=30.0, span_s=60.0)
-
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stage of three chunks (the last one short), and a small one."""
-    return write_stages(tmp_path_factory.mktemp("loader") / "bundle", [THREE_CHUNKS, 7001])
+    return three_chunks(tmp_path_factory.mktemp("loader"))
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +52,6 @@ def wanted(bundle: Path) -> Parameters:
 @pytest.fixture(scope="module")
 def right(bundle: Path, wanted: Parameters) -> bytes:
     return (bundle / wanted.file).read_bytes()
-
-
-def peer(url: str, wanted: Parameters, token: str = TOKEN, limits: HttpLimits = PATIENT) -> PeerSource:
-    return PeerSource(url, token, wanted, limits=limits)
 
 
 def test_damaged_copy_is_deleted_and_a_peer_serves_the_rest(

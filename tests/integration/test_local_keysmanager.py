@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 import psutil
 from support.keysmanager_forks import random_bundle
+from support.shared_memory import shared_names
 
 from keystage.bundle.store import load
 from keystage.controller.domain.decision import KeyStage, PublishKeyStages, SetReplicas, Site
@@ -167,7 +168,7 @@ def test_two_nodes_serve_one_pipeline_and_nothing_survives_their_killed_supervis
     bundle = random_bundle(tmp_path / "tiny", stages=2)
     name = load(bundle).name
     stage = f"{name}-stage-0"
-    shared = set(Path("/dev/shm").iterdir())
+    shared = shared_names()
     up = subprocess.Popen(
         [sys.executable, "-c", UP, str(tmp_path / "home"), str(bundle)],
         env=os.environ | {"KEYSTAGE_KEYSMANAGER_OFF": "0"},
@@ -216,4 +217,4 @@ def test_two_nodes_serve_one_pipeline_and_nothing_survives_their_killed_supervis
     while not all(map(is_dead, family)) or run_folder.exists():
         assert time.monotonic() < deadline_s, [p for p in family if not is_dead(p)]
         time.sleep(0.01)
-    assert set(Path("/dev/shm").iterdir()) == shared
+    assert shared_names() == shared

@@ -22,7 +22,7 @@ from keystage.wire.link import Link
 from keystage.wire.ring import Ring, RingError
 from keystage.wire.secret import Secret
 from keystage.wire.sources import TensorSources
-from keystage.wire.tensor_server import TensorServer
+from keystage.wire.tensor_server import MAX_STRANGERS, TensorServer
 from keystage.wire.tensor_stream import OK, REPLY, REQUEST, receive, welcome
 
 WAIT_S = 10.0
@@ -254,3 +254,26 @@ def test_strangers_that_say_anything_are_cut_off(producer: Producer, plain: bool
     fetch(sources, [ref], [producer.name])
     assert bytes(sources.view(ref, producer.name)) == b"fine"
     wait_for(lambda: producer.server.refused == 3, "three refusals")
+
+
+def test_silent_strangers_take_no_consumers_place_and_fill_no_log(
+    producer: Producer, plain: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_stream, "SILENCE_S", 600.0)
+    host, _, port = producer.server.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection((host, int(port)), WAIT_S))
+            for _ in range(3 * MAX_STRANGERS)
+        ]
+        ref = producer.put(b"fine")
+        sources = TensorSources(link("c", plain=plain))
+        fetch(sources, [ref], [producer.name])
+        assert bytes(sources.view(ref, producer.name)) == b"fine"
+        # The oldest are cut off without waiting for their time-out; the newest may stay.
+        least = 2 * MAX_STRANGERS
+        wait_for(lambda: producer.server.refused >= least, "the oldest are refused")
+        assert strangers[0].recv(1) == b""
+        named = [line for line in caplog.messages if "refused a tensor connection" in line]
+        assert len(named) == 1
+    wait_for(lambda: not producer.server._strangers, "all have gone")

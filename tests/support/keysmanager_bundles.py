@@ -24,9 +24,12 @@ from keystage.bundle.api import CHUNK_BYTES, emulated
 from keystage.bundle.hashing import file_chunks, identity
 from keystage.keysmanager.api import Memory, NodeStatus, Parameters, StageName
 from keystage.keysmanager.catalog import Catalog
+from keystage.keysmanager.loader_http import HttpLimits
 from keystage.keysmanager.peer_server import Offered, PeerRefused, make_app, start
+from keystage.keysmanager.source_peer import PeerSource
 
 TOKEN = "a-token-of-the-nodes"
+PATIENT = HttpLimits(connect_s=2.0, silent_s=30.0, span_s=60.0)
 THREE_CHUNKS = 2 * CHUNK_BYTES + 5000
 
 
@@ -55,6 +58,16 @@ def parameters_of(folder: Path, stage: int = 0, home: str = "") -> Parameters:
     """Parameters of a stage, as the catalog resolves them; `home` replaces the bundle's address."""
     found, _ = Catalog(folder / "unused").resolve(StageName(folder.as_uri(), stage))
     return msgspec.structs.replace(found, name=StageName(home or folder.as_uri(), stage))
+
+
+def three_chunks(folder: Path) -> Path:
+    """A bundle with a stage of three chunks (the last one short), and a small one."""
+    return write_stages(folder / "bundle", [THREE_CHUNKS, 7001])
+
+
+def peer(url: str, wanted: Parameters, token: str = TOKEN, limits: HttpLimits = PATIENT) -> PeerSource:
+    """A peer as a source of these parameters."""
+    return PeerSource(url, token, wanted, limits=limits)
 
 
 class FilesBackend:

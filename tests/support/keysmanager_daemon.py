@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from keystage.local.adopted import subreaper
 TESTS = Path(__file__).resolve().parent.parent
 WAIT_S = 20.0
 REPLICA = "support.keysmanager_replica"
+MB = 1_000_000
 
 
 def write_bundle(folder: Path, name: str, sizes: list[int], seed: int) -> Pipeline:
@@ -253,6 +255,9 @@ class Node:
         reap_strangers()
 
 
+Run = Callable[[Callable[[Node], Coroutine[Any, Any, None]]], None]
+
+
 @contextlib.contextmanager
 def node_of(folder: Path, prepare: Callable[[Node], object] = id, **env: str) -> Iterator[Node]:
     """A daemon that answers; this process is the subreaper its replicas are handed to."""
@@ -264,6 +269,23 @@ def node_of(folder: Path, prepare: Callable[[Node], object] = id, **env: str) ->
             yield found
         finally:
             found.close()
+
+
+def running(daemon: Node) -> Iterator[Run]:
+    """For a fixture: runs coroutines with a daemon that several tests share, and ends what they left."""
+
+    def go(body: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+        asyncio.run(asyncio.wait_for(body(daemon), WAIT_S))
+
+    yield go
+    for replica in daemon.replicas:
+        replica.end()
+    daemon.replicas.clear()
+
+
+def digest(folder: Path, stage: int = 0) -> str:
+    """SHA-256 of a stage's file."""
+    return hashlib.sha256((folder / f"stage-{stage:02d}.safetensors").read_bytes()).hexdigest()
 
 
 # ------------------------------------------------------------------ /proc

@@ -161,6 +161,7 @@ class LoadWorld:
                 [sys.executable, "-m", "keystage.keysmanager.app"],
                 env={
                     REGISTER_BYTES: str(ALL_BUNDLES_BYTES),
+                    "KEYSTAGE_STANDBYS_PER_KEY_STAGE": "0",  # those that are measured are asked for
                     **os.environ,
                     "KEYSTAGE_KEYSMANAGER": str(self.client.path),
                     "KEYSTAGE_KEYSMANAGER_STATE": str(self.folder / "state"),

@@ -1,8 +1,7 @@
 """Messages of the KeysManager: to those who want replicas, to peers, and to its own fork server.
 
-One daemon a node. Who wants a replica (the local supervisor, later an agent on Kubernetes) speaks
-to the daemon over a UNIX socket of type SEQPACKET: one message, one answer, descriptors beside it
-(`channel`). The same framing joins daemon, fork server and holders by socket pairs:
+One daemon a node. Who wants a replica speaks to it over a UNIX socket of type SEQPACKET: one message,
+one answer, descriptors beside it (`channel`). So do daemon, fork server and holders by socket pairs:
 
     supervisor --Fork+fds--> daemon --Spawn+fds--> fork server or holder ==fork==> replica
                                                                                    |
@@ -359,9 +358,10 @@ class Spawned(Message, frozen=True):
 
 
 class Fill(Message, frozen=True, kw_only=True):
-    """daemon -> standby: become this replica. Beside it: segment, lifeline, output, HTTP socket, claim."""
+    """daemon -> standby: become this (see `Fork`). Beside it: segment, lifeline, output, HTTP, claim."""
 
     replica: str
+    module: str
     env: dict[str, str]
     parameters: Parameters
 

@@ -24,6 +24,7 @@ from keystage.keysmanager.catalog import Catalog
 from keystage.keysmanager.config import KeysManagerConfig
 from keystage.keysmanager.daemon import Daemon
 from keystage.keysmanager.daemon_ahead import Ahead
+from keystage.keysmanager.daemon_key_standbys import KeyStandbys
 from keystage.keysmanager.daemon_requests import Requests
 from keystage.keysmanager.daemon_rounds import Rounds
 from keystage.keysmanager.disk_cache import DiskCache
@@ -39,6 +40,11 @@ log = logging.getLogger("keystage.keysmanager")
 END_S = 5.0
 """From the wish to end until the process does, whatever hangs."""
 
+FIRST_PROCESS = (
+    "this daemon is process 1 of its namespace: the kernel ends every replica there when it ends, and nobody "
+    "else reaps them; run it under an init (docker run --init, shareProcessNamespace)"
+)
+
 
 def main() -> int:
     """Runs the daemon until it is told to end; returns the exit code."""
@@ -50,6 +56,7 @@ def main() -> int:
         print(f"keystage keysmanager: {error}", file=sys.stderr)  # noqa: T201
         return 2
     _raise_descriptor_limit()
+    _warn_first_process(os.getpid())
     try:
         return asyncio.run(_run(config, token))
     except (SocketTaken, EndpointError, OSError) as error:
@@ -77,6 +84,13 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
         daemon.revoke(identity)
     ahead = Ahead(daemon.ledger, daemon.names, daemon.loads, daemon.standbys, config.standby_register_bytes)
     rounds = Rounds(daemon, config.node, config.keysmanager_memory, ahead.registered)
+    key_standbys = KeyStandbys(
+        daemon.ledger,
+        daemon.names,
+        daemon.standbys,
+        config.standbys_per_key_stage if gpus else 0,
+        rounds.is_short,
+    )
     requests = Requests(
         daemon,
         catalog,
@@ -86,6 +100,7 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
         metrics=rounds.metrics,
         revoke=loader.drop,
         find_copy=cache.find if cache is not None else lambda _: None,
+        learn=key_standbys.learn,
     )
     server = Server(config.keysmanager.absolute(), requests)
     server.start()
@@ -98,6 +113,7 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
         daemon.go(daemon.forkserver.run())
         rounds.begin(requests.renew_list)
         daemon.go(ahead.run())
+        daemon.go(key_standbys.run())
         daemon.go(_prewarm(requests, history))
         return await _until_end(daemon, config.lifeline_fd)
     finally:
@@ -141,6 +157,11 @@ async def _until_end(daemon: Daemon, lifeline_fd: int | None) -> int:
 def _read_lifeline(fd: int, ended: asyncio.Event) -> None:
     if not os.read(fd, 1):
         ended.set()
+
+
+def _warn_first_process(pid: int) -> None:
+    if pid == 1:
+        log.warning(FIRST_PROCESS)
 
 
 def _raise_descriptor_limit() -> None:

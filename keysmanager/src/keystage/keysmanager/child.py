@@ -20,12 +20,10 @@ from typing import Any
 from keystage.keysmanager import fork_child
 from keystage.keysmanager.api import Progress, Spawn
 from keystage.keysmanager.channel import Channel
+from keystage.keysmanager.daemon_needs import DEVICE_COPY
 from keystage.keysmanager.fork_spawn import tell
 from keystage.keysmanager.hold_stock import Stock
 from keystage.keysmanager.hold_supply import Fetch, StockSupply, fetch_from
-
-DEVICE_COPY = "KEYSTAGE_DEVICE_COPY"
-"""`0`: parameters stay in host memory, whatever the device (the paper's switch)."""
 
 
 def run(message: Spawn, fds: Sequence[int], stock: Stock | None) -> int:
@@ -47,7 +45,7 @@ def run(message: Spawn, fds: Sequence[int], stock: Stock | None) -> int:
         fork_child.reseed()
         fork_child.set_threads(_threads(env))
         sys.argv = [message.module, message.replica]
-        main = _main_of(message.module)
+        main = main_of(message.module)
     except Exception as error:  # noqa: BLE001  # whatever it is, the forker must hear of it
         tell(pipe, f"no {type(error).__name__}: {error}")
         return 1
@@ -84,7 +82,7 @@ def _threads(env: Mapping[str, str]) -> int:
     return int(value)
 
 
-def _main_of(module: str) -> Callable[..., Any]:
+def main_of(module: str) -> Callable[..., Any]:
     """The module's `main`.
 
     Raises:

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,8 @@ T = TypeVar("T", bound=Message)
 
 SHORT_S = 10.0
 """Bound on answers that need no loading: the daemon's loop is never busy for seconds."""
+FULL_PAUSE_S = 0.02
+"""Between two tries to connect to a daemon that accepts more slowly than others connect."""
 
 
 class KeysManagerError(Exception):
@@ -138,7 +141,7 @@ class KeysManagerClient:
 
     async def get(self, name: StageName) -> Got:
         """A stage's raw parameters; takes as long as they take to load."""
-        channel = self._connect()
+        channel = await self._connect()
         try:
             answer, fds = await self._exchange(channel, Get(name=name), (), None)
         except BaseException:
@@ -171,7 +174,7 @@ class KeysManagerClient:
     async def _ask(
         self, request: Request, fds: Sequence[int] = (), timeout_s: float | None = SHORT_S
     ) -> Message:
-        channel = self._connect()
+        channel = await self._connect()
         try:
             answer, received = await self._exchange(channel, request, fds, timeout_s)
         finally:
@@ -192,8 +195,14 @@ class KeysManagerClient:
             raise KeysManagerGone(f"KeysManager at {self.path}: {error}") from error
         return _answered(self.path, received)
 
-    def _connect(self) -> Channel:
-        return _open(self.path, is_blocking=False)
+    async def _connect(self) -> Channel:
+        until_s = time.monotonic() + SHORT_S
+        while True:
+            channel = _open(self.path, until_s)
+            if channel is not None:
+                channel.sock.setblocking(False)
+                return channel
+            await asyncio.sleep(FULL_PAUSE_S)
 
 
 def get_segment(path: str | os.PathLike[str], name: StageName) -> Got:
@@ -203,7 +212,9 @@ def get_segment(path: str | os.PathLike[str], name: StageName) -> Got:
         KeysManagerRefused: the daemon says no.
         KeysManagerGone: there is none.
     """
-    channel = _open(Path(path), is_blocking=True)
+    until_s = time.monotonic() + SHORT_S
+    while (channel := _open(Path(path), until_s)) is None:
+        time.sleep(FULL_PAUSE_S)
     try:
         channel.send(Get(name=name))
         answer, fds = _answered(Path(path), channel.receive())
@@ -216,16 +227,24 @@ def get_segment(path: str | os.PathLike[str], name: StageName) -> Got:
     return _got(channel, answer, fds)
 
 
-def _open(path: Path, *, is_blocking: bool) -> Channel:
-    """Connecting to a UNIX socket does not wait, unless the daemon's backlog is full."""
+def _open(path: Path, until_s: float) -> Channel | None:
+    """A connection in blocking mode; None: the daemon's backlog is full, and it is not `until_s` yet.
+
+    Connecting to a UNIX socket never waits on its own: a full backlog is told at once, as EAGAIN.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        sock.settimeout(SHORT_S)
+        sock.setblocking(False)
         sock.connect(str(path))
+    except BlockingIOError as error:
+        sock.close()
+        if time.monotonic() < until_s:
+            return None
+        raise KeysManagerGone(f"KeysManager at {path} accepted no connection in {SHORT_S:g} s") from error
     except OSError as error:
         sock.close()
         raise KeysManagerGone(f"no KeysManager at {path}: {error}") from error
-    sock.setblocking(is_blocking)
+    sock.setblocking(True)
     return Channel(sock)
 
 

@@ -27,6 +27,7 @@ class KeysManagerConfig(BaseSettings):
         keysmanager_cache_bytes: bytes of the local disk for copies of what came from peers and remote homes;
             0: none are kept, a disk belongs to its operator.
         standby_register_bytes: most that each standby maps and pins ahead of its use; 0: nothing.
+        standbys_per_key_stage: standbys on a GPU for each key stage, while memory lasts; 0: none unasked.
         home_is_remote: whether a `file://` home is a disk of another machine, and what is read from it is
             therefore kept on the local one; unset: told by the type of its file system.
         lifeline_fd: read end of the owner's pipe; end of file ends the daemon, its holders and idle standbys.
@@ -43,6 +44,7 @@ class KeysManagerConfig(BaseSettings):
     keysmanager_memory: int | None = Field(default=None, ge=MIN_MEMORY_BYTES)
     keysmanager_cache_bytes: int = Field(default=0, ge=0)
     standby_register_bytes: int = Field(default=16 << 30, ge=0)
+    standbys_per_key_stage: int = Field(default=1, ge=0, le=64)
     home_is_remote: bool | None = None
     lifeline_fd: int | None = None
 

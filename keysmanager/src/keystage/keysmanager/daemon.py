@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, assert_never
 
 from keystage.bundle.errors import BundleError
-from keystage.keysmanager import api, events
+from keystage.keysmanager import api, daemon_needs, events
 from keystage.keysmanager.api import Fill, Hold, Ok, Refused, Segment, Spawned
 from keystage.keysmanager.asked import Asked
 from keystage.keysmanager.daemon_ahead import release
@@ -254,6 +254,8 @@ class Daemon:
 
                 async def fork(fds: Sequence[int]) -> int:
                     if identity is None:
+                        if reason := daemon_needs.unreadable(order.fork.env, order.identities, told.note):
+                            raise ForkerError(reason)
                         return (await self.forkserver.ask(message, fds, Spawned)).pid
                     return (await self.holders.ask(identity, message, fds, Spawned)).pid
 
@@ -270,7 +272,12 @@ class Daemon:
         order = self.spawns.order(told.request)
         if raw is None or order is None:
             raise ForkerError(f"segment of {identity[:12]} was closed before standby {standby} had it")
-        fill = Fill(replica=order.fork.replica, env=order.env, parameters=_slim(raw.parameters))
+        fill = Fill(
+            replica=order.fork.replica,
+            module=order.fork.module,
+            env=order.env,
+            parameters=_slim(raw.parameters),
+        )
         segment = os.dup(raw.fd)
         try:
             return await self.standbys.fill(standby, fill, (segment, *fds))

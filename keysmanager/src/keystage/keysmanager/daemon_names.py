@@ -1,8 +1,9 @@
 """From stages by name to parameters by identity, and which identities a name no longer stands for.
 
 Between `daemon` and `catalog`. A bundle may be replaced where it lies: its stages then resolve to
-other identities, and the old ones are invalid, unless another name still stands for them. Files are
-read in one thread, so that what was read later is also told later; homes over HTTP hold up nobody else.
+other identities, and the old ones are invalid, unless another name still stands for them. A home is
+read by one thread at a time, so that what was read later is also told later; one that hangs (a network
+file system, a server) holds up nobody but those who want its own stages.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ log = logging.getLogger("keystage.keysmanager")
 
 REMOTE_RECHECK_S = 30.0
 """A home over HTTP is asked less often than a file is looked at."""
-REMOTE_READS = 4
+PATIENCE_S = 1.0
+"""A list of stages waits so long for a home; what it said last, or nothing, holds until it answers."""
+READS = 16
+"""Homes read at once: as many may hang."""
 KEPT_REPLACED = 64
+_TURNS_LIMIT = 1024
 
 
 class Resolver(Protocol):
@@ -58,8 +63,10 @@ class Names:
         self._seen: dict[StageName, _Seen] = {}
         self._replaced_lately: dict[str, _Seen] = {}
         self._complaints: dict[StageName, str] = {}
-        self._near = ThreadPoolExecutor(1, thread_name_prefix="catalog")
-        self._far = ThreadPoolExecutor(REMOTE_READS, thread_name_prefix="catalog-http")
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._looks: dict[StageName, asyncio.Task[Parameters | None]] = {}
+        self._near = ThreadPoolExecutor(READS, thread_name_prefix="catalog")
+        self._far = ThreadPoolExecutor(READS, thread_name_prefix="catalog-http")
 
     async def resolve(self, name: StageName) -> tuple[Parameters, bytes]:
         """Parameters of a stage and its bundle's `pipeline.json`.
@@ -67,11 +74,8 @@ class Names:
         Raises:
             BundleError: no such bundle or stage, or it cannot be used.
         """
-        loop = asyncio.get_running_loop()
-        pool = self._far if is_remote(name.bundle) else self._near
         try:
-            work = loop.run_in_executor(pool, self._catalog.resolve, name)
-            parameters, pipeline = await asyncio.wait_for(work, RESOLVE_S)
+            parameters, pipeline = await asyncio.wait_for(self._read(name), RESOLVE_S)
         except TimeoutError as error:
             raise BundleError(f"bundle {name.bundle}: not read within {RESOLVE_S:g} s") from error
         except (OSError, ValueError) as error:  # an address that is none, a folder that may not be read
@@ -82,11 +86,52 @@ class Names:
             self._forget(before)
         return parameters, pipeline
 
+    async def _read(self, name: StageName) -> tuple[Parameters, bytes]:
+        """Reads in a thread, which keeps the home's turn to its end, also when nobody waits any longer."""
+        turn = self._turn(name.bundle)
+        await turn.acquire()
+        pool = self._far if is_remote(name.bundle) else self._near
+        try:
+            work = asyncio.get_running_loop().run_in_executor(pool, self._catalog.resolve, name)
+        except BaseException:
+            turn.release()
+            raise
+
+        def ended(done: asyncio.Future[tuple[Parameters, bytes]]) -> None:
+            turn.release()
+            if not done.cancelled():
+                done.exception()  # nobody may be there to take it
+
+        work.add_done_callback(ended)
+        return await asyncio.shield(work)
+
+    def _turn(self, home: str) -> asyncio.Lock:
+        if len(self._turns) >= _TURNS_LIMIT:
+            self._turns = {key: lock for key, lock in self._turns.items() if lock.locked()}
+        return self._turns.setdefault(home, asyncio.Lock())
+
     async def resolve_known(self, names: Iterable[StageName]) -> tuple[Parameters, ...]:
-        """Those of `names` that can be resolved, in order; the others are logged."""
-        # All at once: a home that does not answer holds up nobody's stage but its own.
-        found = await asyncio.gather(*map(self._known, dict.fromkeys(names)))
+        """Those of `names` that can be resolved, in order; the others are logged.
+
+        A home that does not answer in `PATIENCE_S` is asked on, and taken at its last word for now.
+        """
+        looks = {name: self._look(name) for name in names}
+        if looks:
+            await asyncio.wait(looks.values(), timeout=PATIENCE_S)
+        found = (look.result() if look.done() else self._last(name) for name, look in looks.items())
         return tuple(parameters for parameters in found if parameters is not None)
+
+    def _last(self, name: StageName) -> Parameters | None:
+        seen = self._seen.get(name)
+        return None if seen is None else seen.parameters
+
+    def _look(self, name: StageName) -> asyncio.Task[Parameters | None]:
+        """The look at a stage that is under way, or a new one."""
+        look = self._looks.get(name)
+        if look is None:
+            look = self._looks[name] = asyncio.get_running_loop().create_task(self._known(name))
+            look.add_done_callback(lambda _: self._looks.pop(name, None))
+        return look
 
     async def _known(self, name: StageName) -> Parameters | None:
         try:
@@ -102,14 +147,13 @@ class Names:
     async def recheck(self) -> None:
         """Looks at every bundle again; one that cannot be read just now changes nothing."""
         now_s = time.monotonic()
-        for name, seen in list(self._seen.items()):
+        due = []
+        for name, seen in self._seen.items():
             if is_remote(name.bundle) and now_s - seen.checked_s < REMOTE_RECHECK_S:
                 continue
             seen.checked_s = now_s
-            try:
-                await self.resolve(name)
-            except BundleError as error:
-                log.debug("stage %d of %s: %s", name.stage, name.bundle, error)
+            due.append(name)
+        await self.resolve_known(due)
 
     def pipeline(self, identity: str, name: StageName | None = None) -> bytes:
         """`pipeline.json` of the bundle that holds these parameters, also of one replaced a moment ago.
@@ -133,6 +177,8 @@ class Names:
 
     def close(self) -> None:
         """Ends the threads."""
+        for look in self._looks.values():
+            look.cancel()
         for pool in (self._near, self._far):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -7,17 +7,21 @@ Must not read the daemon's own environment.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from keystage.bundle.api import Pipeline
-from keystage.keysmanager.api import Parameters, StageName
+from keystage.keysmanager.api import Fork, Parameters, StageName
 from keystage.keysmanager.shape import shape_of
 from keystage.worker.config import parse_stages
 
+BUNDLE = "KEYSTAGE_BUNDLE"
+STAGES = "KEYSTAGE_STAGES"
+DEVICE_COPY = "KEYSTAGE_DEVICE_COPY"
+"""`0`: parameters stay in host memory, whatever the device (the paper's switch)."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "": ""}
 
 
@@ -60,11 +64,11 @@ def of(env: Mapping[str, str]) -> Needs:
     Raises:
         ValueError: a stage worker's environment is incomplete or malformed; names the variable.
     """
-    stages = env.get("KEYSTAGE_STAGES", "")
+    stages = env.get(STAGES, "")
     device = env.get("KEYSTAGE_DEVICE", "") or "cpu"
     if not stages or device.startswith("emulated"):
         return Needs()
-    bundle = env.get("KEYSTAGE_BUNDLE", "")
+    bundle = env.get(BUNDLE, "")
     if not bundle:
         raise ValueError("KEYSTAGE_STAGES is set and KEYSTAGE_BUNDLE is not: a stage needs its bundle")
     dtype = env.get("KEYSTAGE_DTYPE", "")
@@ -73,6 +77,25 @@ def of(env: Mapping[str, str]) -> Needs:
     home = home_of(bundle)
     names = tuple(StageName(home, stage) for stage in parse_stages(stages))
     return Needs(names, device, _DTYPES[dtype], _bytes(env, "KEYSTAGE_STANDBY_REGISTER_BYTES"))
+
+
+def can_be_standby(fork: Fork) -> bool:
+    """Whether a standby could become this replica: it has an arena of its device, which others may see."""
+    return fork.sharing == "shared" and fork.env.get(DEVICE_COPY) != "0"
+
+
+def unreadable(env: Mapping[str, str], identities: Sequence[str], note: str) -> str:
+    """Why a replica that is to get no parameters from here could not read its bundle either; empty: it can.
+
+    Args:
+        env: as it was asked for.
+        identities: of its stages; a worker of several asks for each of them when it runs.
+        note: why it gets none from here.
+    """
+    bundle = env.get(BUNDLE, "")
+    if len(identities) != 1 or not is_remote(bundle):
+        return ""
+    return f"{note}; and a replica cannot read {bundle} itself: parameters of a home over HTTP come from here"
 
 
 def _bytes(env: Mapping[str, str], name: str) -> int | None:

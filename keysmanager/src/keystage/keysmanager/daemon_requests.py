@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, assert_never
 
@@ -31,13 +31,12 @@ from keystage.keysmanager.api import (
 )
 from keystage.keysmanager.asked import Asked
 from keystage.keysmanager.daemon import Daemon
-from keystage.keysmanager.daemon_needs import home_of, is_remote
+from keystage.keysmanager.daemon_needs import BUNDLE, STAGES, home_of, is_remote
 from keystage.keysmanager.daemon_spawns import DESCRIPTORS, Order
 from keystage.keysmanager.peer_server import Offered
 
 log = logging.getLogger("keystage.keysmanager")
 
-BUNDLE = "KEYSTAGE_BUNDLE"
 SOCKET = "KEYSTAGE_KEYSMANAGER"
 MAX_STANDBYS = 64
 
@@ -61,6 +60,7 @@ class Requests:
         metrics: Prometheus text.
         revoke: deletes a copy on disk of revoked parameters.
         find_copy: such a copy, of what came from elsewhere; may block.
+        learn: is told of every replica that is wanted, with its environment here.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Requests:
         metrics: Callable[[], bytes],
         revoke: Callable[[str], None],
         find_copy: Callable[[str], Path | None],
+        learn: Callable[[Fork, Mapping[str, str], Sequence[Parameters]], None],
     ) -> None:
         self._daemon = daemon
         self._folders = folders
@@ -83,6 +84,7 @@ class Requests:
         self._metrics = metrics
         self._revoke = revoke
         self._find_copy = find_copy
+        self._learn = learn
         self._key_stages: tuple[StageName, ...] | None = None
         self._homes: dict[str, str] = {}
         daemon.again = self.asked
@@ -196,10 +198,11 @@ class Requests:
             return None
         parameters = tuple(each for each, _ in resolved)
         shape = ""
-        if len(resolved) == 1 and fork.sharing == "shared" and daemon.standbys.is_wanted():
+        if len(resolved) == 1 and daemon_needs.can_be_standby(fork) and daemon.standbys.is_wanted():
             shape = needs.shape(*resolved[0])
         for each in parameters:
             daemon.dtypes[each.identity] = needs.dtype or each.dtype
+        self._learn(fork, env, parameters)
         order = Order(asked, fork, env, parameters)
         daemon.spawns.expect(order)
         self._see_memory()
@@ -234,7 +237,7 @@ class Requests:
         if len(asked.fds) != 1:
             return daemon.refuse(asked, f"Standbys need 1 descriptor (lifeline), {len(asked.fds)} came", 400)
         home = home_of(message.name.bundle)
-        own = {**message.env, "KEYSTAGE_STAGES": str(message.name.stage), BUNDLE: home}
+        own = {**message.env, STAGES: str(message.name.stage), BUNDLE: home}
         try:
             needs = daemon_needs.of(own)
             env = await self._local(own)

@@ -62,6 +62,10 @@ class Rounds:
         seen = self._memory()
         self._daemon.tell(events.MemorySeen(seen.used_bytes, seen.budget_bytes, seen.huge_free_bytes))
 
+    def is_short(self) -> bool:
+        """Whether more host memory was in use than the budget allows when it was last looked at."""
+        return self._seen is not None and self._seen.used_bytes > self._seen.budget_bytes
+
     def status(self) -> NodeStatus:
         """What is where on this node, now; with as much history as a message holds."""
         status = self._status()

@@ -34,10 +34,12 @@ class Wish:
     Attributes:
         env: their environment.
         lifeline_fd: read end of their owner's pipe, ours.
+        is_own: the daemon wants them for its key stages.
     """
 
     env: Mapping[str, str]
     lifeline_fd: int
+    is_own: bool = False
 
     @property
     def device(self) -> str:
@@ -119,11 +121,13 @@ class Standbys:
         wish = self._wishes.get(shape)
         return wish.device if wish is not None else ""
 
-    def want(self, shape: str, env: Mapping[str, str], lifeline_fd: int, count: int) -> None:
+    def want(
+        self, shape: str, env: Mapping[str, str], lifeline_fd: int, count: int, *, is_own: bool = False
+    ) -> None:
         """Takes over a wish and its lifeline."""
         self._forget(shape)
         if count > 0:
-            self._wishes[shape] = Wish(env, lifeline_fd)
+            self._wishes[shape] = Wish(env, lifeline_fd, is_own)
             asyncio.get_running_loop().add_reader(lifeline_fd, self._owner, shape)
         else:
             os.close(lifeline_fd)
@@ -156,8 +160,12 @@ class Standbys:
             return
         standby = self._standbys[number] = Standby(shape, forker, Life(spawned.pid))
         try:
-            while (await forker.hear(Progress)).phase != "ready":
+            while (said := await forker.hear(Progress)).phase != "ready":
                 pass
+            if said.note != shape:
+                raise ForkerError(
+                    f"it was made for {said.note!r}, {shape!r} is wanted: its bundle has changed"
+                )
             standby.is_ready = True
             self._tell(StandbyReady(number, spawned.pid))
         except ForkerError as error:

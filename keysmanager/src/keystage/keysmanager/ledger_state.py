@@ -202,8 +202,11 @@ class State:
     ahead_from_s: float = 0.0
 
     def entry(self, parameters: Parameters) -> Entry:
-        """The entry of these parameters, made if there is none."""
-        return self.entries.setdefault(parameters.identity, Entry(parameters))
+        """The entry of these parameters, made if there is none; their home is where they were seen last."""
+        entry = self.entries.setdefault(parameters.identity, Entry(parameters))
+        if not entry.is_loading:
+            entry.parameters = parameters
+        return entry
 
     def waiting(self, identity: str) -> list[Asked]:
         """Requests that wait for this identity, first come first."""

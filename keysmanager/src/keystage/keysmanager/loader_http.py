@@ -19,12 +19,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from keystage.keysmanager.loader_source import NotThere, SourceError
+from keystage.keysmanager.loader_source import Busy, NotThere, SourceError
 
 MAX_SMALL_BYTES = 64 * 1024 * 1024
 """Bound of a `pipeline.json` or tokenizer; the largest known tokenizers take 20 MB."""
 
-_NOT_MODIFIED, _NOT_FOUND = 304, 404
+RETRY_AFTER_LIMIT_S = 5.0
+"""Longest pause that a busy server is granted between two questions."""
+_NOT_MODIFIED, _NOT_FOUND, _UNAVAILABLE = 304, 404, 503
 
 
 class HttpLimits(msgspec.Struct, frozen=True):
@@ -153,6 +155,8 @@ class RangeReader:
         except (OSError, http.client.HTTPException) as error:
             raise SourceError(f"no answer within {self._limits.silent_s:g} s: {_words(error)}") from error
         self._response = response
+        if response.status == _UNAVAILABLE:
+            self._connection.close()  # the next question gets a new one; the head stays readable
         check_status(response, http.client.PARTIAL_CONTENT)
         given, wanted = response.headers.get("Content-Range"), f"bytes {offset}-{last}/{self._nbytes}"
         if given != wanted:
@@ -208,6 +212,7 @@ def check_status(response: http.client.HTTPResponse, expected: int) -> None:
 
     Raises:
         NotThere: 404.
+        Busy: 503 with a Retry-After in seconds.
         SourceError: another one; a redirect is named with its address, which is not asked.
     """
     if response.status == expected:
@@ -217,6 +222,9 @@ def check_status(response: http.client.HTTPResponse, expected: int) -> None:
         raise SourceError(f"redirects to {where!r}: redirects are not followed")
     if response.status == _NOT_FOUND:
         raise NotThere("not there (404)")
+    pause = response.headers.get("Retry-After", "")
+    if response.status == _UNAVAILABLE and pause.isdecimal():
+        raise Busy(f"busy ({_UNAVAILABLE}, Retry-After {pause[:9]})", min(float(pause), RETRY_AFTER_LIMIT_S))
     if response.status in {401, 403}:
         raise SourceError(f"refuses our token ({response.status})")
     if expected == http.client.PARTIAL_CONTENT and response.status == http.client.OK:

@@ -18,16 +18,20 @@ import hashlib
 import mmap
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from keystage.bundle.api import CHUNK_BYTES
 from keystage.keysmanager.api import Parameters
-from keystage.keysmanager.loader_source import ParameterSource, Reader, SourceError, Stop
+from keystage.keysmanager.loader_source import Busy, ParameterSource, Reader, SourceError, Stop
 from keystage.keysmanager.segment import Draft
 
 PIECE_BYTES = 1024 * 1024
 """Fits the second-level cache of server cores; a direct read of this size keeps an NVMe disk busy."""
+BUSY_S = 10.0
+"""A lane that is told to come back later, again and again, gives its source up after this."""
+_LEAST_PAUSE_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,8 +148,13 @@ def _lane(draft: Draft, chunks: Chunks, source: ParameterSource, stop: Stop) -> 
         return
     try:
         with stop.guard(reader.abort), mmap.mmap(-1, PIECE_BYTES) as pages, memoryview(pages) as buffer:
+            patience = _Patience()
             while (span := chunks.take(source, stop)) is not None:
-                _serve(draft, chunks, source, reader, span, buffer, stop)
+                busy = _serve(draft, chunks, source, reader, span, buffer, stop)
+                if busy is not None and not patience.wait(busy, stop):
+                    chunks.give_up(source, f"chunk {span.number}: {busy} for {BUSY_S:g} s")
+                if busy is None:
+                    patience = _Patience()
     finally:
         reader.close()
 
@@ -158,7 +167,8 @@ def _serve(
     span: Span,
     buffer: memoryview,
     stop: Stop,
-) -> None:
+) -> Busy | None:
+    """Serves a chunk, or gives it back; says when the source is only busy."""
     is_served = False
     try:
         digest = _move(draft, reader, span, buffer)
@@ -168,6 +178,8 @@ def _serve(
                 source, f"chunk {span.number} altered: SHA-256 {span.digest} expected, {digest} found"
             )
             source.damaged()
+    except Busy as error:
+        return error
     except SourceError as error:
         if not stop.is_set:
             chunks.give_up(source, f"chunk {span.number}: {error}")
@@ -179,6 +191,27 @@ def _serve(
             chunks.done(span, source)
         else:
             chunks.give_back(span)
+    return None
+
+
+class _Patience:
+    """How long one lane has been told to come back later."""
+
+    def __init__(self) -> None:
+        self._until_s: float | None = None
+
+    def wait(self, busy: Busy, stop: Stop) -> bool:
+        """Waits as told, unless the load is called off; False: it has been long enough."""
+        now_s = time.monotonic()
+        if self._until_s is None:
+            self._until_s = now_s + BUSY_S
+        pause_s = max(busy.after_s, _LEAST_PAUSE_S)
+        if now_s + pause_s > self._until_s:
+            return False
+        called_off = threading.Event()
+        with stop.guard(called_off.set):
+            called_off.wait(pause_s)
+        return True
 
 
 def _move(draft: Draft, reader: Reader, span: Span, buffer: memoryview) -> str:

@@ -29,6 +29,14 @@ class NotThere(SourceError):
     """A source is fine but has no such file."""
 
 
+class Busy(SourceError):
+    """A source is fine and asks to be asked again after `after_s` seconds."""
+
+    def __init__(self, reason: str, after_s: float) -> None:
+        super().__init__(reason)
+        self.after_s = after_s
+
+
 class LoadError(Exception):
     """Parameters could not be had; names what was tried and why each failed."""
 

@@ -28,6 +28,9 @@ MAX_BODY_BYTES = 1024 * 1024
 KEEP_ALIVE_S = 150.0
 """Longer than clients keep idle connections: the side that is reused must not be the first to close."""
 
+RETRY_AFTER_S = 1
+"""A chunk of 16 MiB is through in less, where the network is not the bound."""
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 
@@ -205,7 +208,8 @@ class _Routes:
             response.headers[hdrs.CONTENT_RANGE] = f"bytes {offset}-{offset + length - 1}/{offered.nbytes}"
         ticket = self._transfers.ticket()
         if ticket is None:
-            raise PeerRefused(f"{self._transfers.limit} transfers run already", 503)
+            reason = f"{self._transfers.limit} transfers run already"
+            return _refusal(reason, 503, {hdrs.RETRY_AFTER: str(RETRY_AFTER_S)})
         with ticket:
             await response.prepare(request)
             await self._transfers.send(request, offered.fd, offset, length)

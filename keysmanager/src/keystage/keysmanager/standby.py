@@ -4,7 +4,8 @@
     standby --Progress("ready")--> daemon      it is idle
     daemon --Register, Unregister--> standby   key stages are mapped and pinned ahead, and let go
     daemon --Fill + descriptors--> standby     it becomes a replica: fills its arena, and goes on as
-                                               `keystage.worker.app` with the stage in memory
+                                               `keystage.worker.app` (or whatever program was
+                                               wanted) with the stage in memory
 
 Started through `child` with a supply that holds nothing but the claim, over which all this is said. The
 daemon's end, or the owner's, ends an idle standby; a filled one hangs on its owner alone. On the CPU
@@ -27,7 +28,7 @@ from pydantic import ValidationError
 from keystage.bundle.api import Pipeline
 from keystage.bundle.errors import BundleError, SplitError
 from keystage.bundle.store import bundle_path, load
-from keystage.keysmanager import fork_child, pinning, segment
+from keystage.keysmanager import child, fork_child, pinning, segment
 from keystage.keysmanager.api import Fill, Ok, Progress, Refused, Register, Registered, Spawned, Unregister
 from keystage.keysmanager.arena import Arena, layout_for
 from keystage.keysmanager.channel import Channel, ChannelError, Told
@@ -44,7 +45,6 @@ from keystage.models.llama import LlamaStage
 from keystage.models.llama_decode import PooledStage
 from keystage.models.loading import build_stage, role_of, warm_up
 from keystage.wire.endpoints import Lifeline, watch_lifeline
-from keystage.worker import app
 from keystage.worker.config import WorkerConfig, parse_stages
 from keystage.worker.executor import StageError
 from keystage.worker.torch_executor import check_device
@@ -176,15 +176,17 @@ def _replica(
     try:
         if len(fds) != len(DESCRIPTORS):
             raise StandbyError(f"Fill with {len(fds)} descriptors, needed are " + ", ".join(DESCRIPTORS))
+        program = child.main_of(fill.module)
         filled = become(prepared, fill, fds, registrations, control)
-        first_owner.release()  # `app.main` watches the lifeline that came with the Fill
-    except (StandbyError, BundleError, segment.SegmentError, CudaError) as error:
+        first_owner.release()  # the program watches the lifeline that came with the Fill
+    except (StandbyError, BundleError, segment.SegmentError, CudaError, ImportError) as error:
         control.send(Refused(str(error), 409))
         return 1
     with contextlib.suppress(ChannelError):
         control.send(Spawned(os.getpid()))
     filled.settle()
-    return app.main(filled)
+    code: int = program(filled)
+    return code
 
 
 def prepare(config: WorkerConfig) -> Prepared:

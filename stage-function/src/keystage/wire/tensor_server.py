@@ -38,7 +38,12 @@ ACCEPT_AGAIN_S = 0.1
 """Until another connection is taken when one could not be (no descriptor left, say)."""
 
 MAX_CONNECTIONS = 256
-"""Consumers of one producer; what connects beyond them is closed at once, so strangers cost little."""
+"""Consumers of one producer; what connects beyond them is closed at once."""
+MAX_STRANGERS = 32
+"""Connections that have not proved the secret yet. One more ends the oldest of them, not the newest: a
+handshake takes milliseconds, so that a consumer gets through while strangers wait for their time-out."""
+LOG_EVERY_S = 10.0
+"""One line about refused peers in a while is enough: their number is in it."""
 CORK_BYTES = 64 * 1024
 """Up to this size head and tensor leave as one piece: copying is cheaper than a second packet."""
 
@@ -72,6 +77,9 @@ class TensorServer:
             ) from error
         self.address = join_host(link.host, self._listening.getsockname()[1])
         self._open: set[socket.socket] = set()
+        # With a descriptor of ours each: the handshake of TLS takes the accepted one over.
+        self._strangers: dict[socket.socket, socket.socket] = {}
+        self._told_s = -LOG_EVERY_S
         self._lock = threading.Lock()
         self._is_closed = False
         threading.Thread(target=self._accept, name="tensors", daemon=True).start()
@@ -80,10 +88,8 @@ class TensorServer:
         """Stops listening and cuts every connection."""
         with self._lock:
             self._is_closed = True
-            for sock in self._open:
-                with contextlib.suppress(OSError):
-                    # Not `SSLSocket.shutdown`: it would let its thread go on without TLS.
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            for sock in (*self._open, *self._strangers.values()):
+                _cut(sock)
         # A blocked accept does not notice a close, but does notice this.
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
@@ -93,6 +99,7 @@ class TensorServer:
         while True:
             try:
                 sock, (host, port, *_) = self._listening.accept()
+                handle = _handle_of(sock)
             except OSError as error:
                 if self._is_closed:
                     return
@@ -103,9 +110,14 @@ class TensorServer:
             with self._lock:
                 is_welcome = len(self._open) < MAX_CONNECTIONS and not self._is_closed
                 if is_welcome:
-                    self._open.add(sock)
+                    while len(self._strangers) >= MAX_STRANGERS:
+                        oldest = self._strangers.pop(next(iter(self._strangers)))
+                        _cut(oldest)  # its thread sees the end, and refuses it
+                        oldest.close()
+                    self._strangers[sock] = handle
             if not is_welcome:
                 self._refuse(peer, f"there are {MAX_CONNECTIONS} tensor connections already")
+                handle.close()
                 sock.close()
                 continue
             threading.Thread(target=self._serve, args=(sock, peer), name="tensors-to", daemon=True).start()
@@ -115,9 +127,8 @@ class TensorServer:
         try:
             try:
                 sock = welcome(accepted, self._link, peer)
-                with self._lock:
-                    self._open.discard(accepted)  # TLS has taken its descriptor over
-                    self._open.add(sock)
+                if not self._is_taken(accepted, sock):
+                    raise PeerError(f"{peer} came too late: others took its place")
             except (PeerError, OSError) as error:
                 self._refuse(peer, explain(error))
                 return
@@ -126,9 +137,23 @@ class TensorServer:
             log.debug("tensor connection to %s ended: %s", peer, error)
         finally:
             with self._lock:
-                self._open -= {accepted, sock}
+                if (handle := self._strangers.pop(accepted, None)) is not None:
+                    handle.close()
+                self._open.discard(sock)
             sock.close()
             accepted.close()
+
+    def _is_taken(self, accepted: socket.socket, sock: socket.socket) -> bool:
+        """Makes a stranger that has proved the secret a consumer, where it has its place still."""
+        with self._lock:
+            handle = self._strangers.pop(accepted, None)
+            if handle is None or len(self._open) >= MAX_CONNECTIONS or self._is_closed:
+                if handle is not None:
+                    handle.close()
+                return False
+            handle.close()
+            self._open.add(sock)
+            return True
 
     def _answer_all(self, sock: socket.socket) -> None:
         while True:
@@ -152,5 +177,29 @@ class TensorServer:
             sock.sendall(window)
 
     def _refuse(self, peer: str, why: str) -> None:
-        self.refused += 1
-        log.warning("refused a tensor connection from %s: %s", peer, why)
+        with self._lock:
+            self.refused += 1
+            now_s = time.monotonic()
+            is_told = now_s - self._told_s >= LOG_EVERY_S
+            if is_told:
+                self._told_s = now_s
+        if is_told:
+            log.warning(
+                "refused a tensor connection from %s: %s (%d refused so far)", peer, why, self.refused
+            )
+
+
+def _handle_of(sock: socket.socket) -> socket.socket:
+    """Another descriptor of a connection; the connection is closed where there is none left."""
+    try:
+        return sock.dup()
+    except OSError:
+        sock.close()
+        raise
+
+
+def _cut(sock: socket.socket) -> None:
+    """Ends a connection under the thread that serves it."""
+    with contextlib.suppress(OSError):
+        # Not `SSLSocket.shutdown`: it would let its thread go on without TLS.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
