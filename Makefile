@@ -27,8 +27,9 @@ setup: $(VENV)/.run ## Make the virtual environment (torch for the CPU unless th
 run: $(VENV)/.run ## The main job: split, serve, replay bursty traffic, report (ONCE=1 ends then; TRACE=file.csv)
 	$(BIN)/keystage run $(if $(filter-out 0,$(ONCE)),--once) $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
+# Two processes: most tests wait for other processes. Tests of one file share what is costly to make.
 test: $(VENV)/.dev ## All tests
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS) $(ARGS)
 
 check: format types imports test ## The gate: format, lint, spelling, types, imports, tests
 
@@ -39,7 +40,7 @@ format: $(VENV)/.dev
 	@! git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 400 {print $$2 ": " $$1 " lines, at most 400"; f = 1} END {exit !f}'
 
 types: $(VENV)/.dev
-	$(BIN)/mypy $(foreach p,bench bundle cli controller baselines gateway keysmanager loadgen local models router simulator training wire worker,-p keystage.$(p))
+	$(BIN)/mypy $(foreach p,bench bundle cli controller baselines gateway keysmanager loadgen local models openfaas router simulator training wire worker,-p keystage.$(p))
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -35,6 +36,12 @@ def _need(package: str) -> None:
     pytest.skip(f"package {package} is not installed")
 
 
+def _made_once() -> FileLock:
+    """Tests run in several processes, which share what is kept."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    return FileLock(CACHE / "lock")
+
+
 @pytest.fixture(scope="session")
 def smollm2_bundle() -> Path:
     """Folder of SmolLM2-135M-Instruct as a bundle: 4 stages, fp32, pipeline name `smollm2`."""
@@ -42,7 +49,8 @@ def smollm2_bundle() -> Path:
     _need("gguf")
     from keystage.bundle.split import split
 
-    return split("smollm2", 4, "uniform", CACHE / "smollm2-4-fp32", "smollm2", "fp32")
+    with _made_once():
+        return split("smollm2", 4, "uniform", CACHE / "smollm2-4-fp32", "smollm2", "fp32")
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +63,10 @@ def smollm2_hf() -> Path:
 
     mark = CACHE / "smollm2-hf.identity"
     identity = source_identity(source_files("smollm2"))
-    if not mark.exists() or mark.read_text() != identity:
-        CACHE.mkdir(parents=True, exist_ok=True)
-        export_hf("smollm2", CACHE / "smollm2-hf")
-        mark.write_text(identity)
+    with _made_once():
+        if not mark.exists() or mark.read_text() != identity:
+            export_hf("smollm2", CACHE / "smollm2-hf")
+            mark.write_text(identity)
     return CACHE / "smollm2-hf"
 
 

@@ -18,6 +18,7 @@ import msgspec
 import psutil
 import pytest
 from support.local_function import PYTHON, function
+from support.shared_memory import shared_names
 
 from keystage.local.api import Deployment, View
 from keystage.local.client import starts
@@ -294,7 +295,7 @@ def test_up_refuses_a_second_one_and_a_taken_port_with_their_exit_codes(
 def test_nothing_survives_a_killed_supervisor_and_the_next_one_starts(
     tmp_path: Path, start_up: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    shared = set(Path("/dev/shm").iterdir())
+    shared = shared_names()
     up = start_up()
     until_line(up, "demo-stage-0 is ready")
     run = Path((tmp_path / "state" / "run").read_text().strip())
@@ -303,7 +304,7 @@ def test_nothing_survives_a_killed_supervisor_and_the_next_one_starts(
     up.kill()
     up.wait()
     wait_until(lambda: not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children), 5.0)
-    assert set(Path("/dev/shm").iterdir()) == shared
+    assert shared_names() == shared
     wait_until(lambda: not run.exists(), 5.0)
     again = start_up()
     until_line(again, "demo-stage-0 is ready")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
+from support.shared_memory import shared_names
 
 from keystage.wire.api import TensorRef
 from keystage.wire.ring import PeerRings, RingError
@@ -49,7 +49,7 @@ def test_a_tensor_of_another_process_is_read_where_it_lies(producer: subprocess.
 
 
 def test_a_killed_owner_leaves_no_name_and_cannot_be_opened(producer: subprocess.Popen[bytes]) -> None:
-    before = sorted(Path("/dev/shm").iterdir())
+    before = shared_names()
     ref = write(producer, b"ab")
     mapped, fresh = PeerRings(), PeerRings()
     mapped.view(ref, "p")
@@ -62,7 +62,7 @@ def test_a_killed_owner_leaves_no_name_and_cannot_be_opened(producer: subprocess
     mapped.forget("p")
     with pytest.raises(RingError):
         mapped.view(ref, "p")
-    assert sorted(Path("/dev/shm").iterdir()) == before
+    assert shared_names() == before
 
 
 def test_a_reference_outside_of_the_ring_is_refused(producer: subprocess.Popen[bytes]) -> None:
