@@ -132,12 +132,14 @@ def test_stack_yml_names_functions_labels_and_environment(model_folder: Path, tm
         "KEYSTAGE_PIPELINE": "tiny",
         "KEYSTAGE_STAGES": "1",
         "KEYSTAGE_BUNDLE": folder.as_uri(),
+        "KEYSTAGE_DEVICE": "cpu",
         "KEYSTAGE_DTYPE": "bf16",
     }
     assert stage["labels"] == {
         "keystage.pipeline": "tiny",
         "keystage.stage": "1",
         "keystage.role": "stage",
+        "com.openfaas.scale.factor": "0",
     }
 
 

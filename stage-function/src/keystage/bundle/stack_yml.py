@@ -1,11 +1,14 @@
 """`stack.yml` for `faas-cli`: the router function and one function per stage.
 
 Written beside `pipeline.json` by `keystage split`. Names, labels and environment are those fixed
-for Keystage; values are JSON strings, which YAML reads as they are, so no emitter is needed.
+for Keystage; values are JSON strings, which YAML reads as they are, so no emitter is needed. The
+file needs no editing: what differs from place to place is given to `faas-cli` (`--gateway` or
+OPENFAAS_URL, `--env KEYSTAGE_DEVICE=cuda`).
 """
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -15,7 +18,13 @@ from keystage.bundle.dtypes import SAFETENSORS_NAMES, short_name
 
 STACK_FILE = "stack.yml"
 GATEWAY = "http://127.0.0.1:8080"
-IMAGE = "ghcr.io/keystage/{role}:0.1.0"
+COMMANDS = {"router": "keystage router", "stage": "keystage worker"}
+"""`fprocess`: what the image runs. With it, faas-cli needs no template folder to deploy."""
+ANNOTATIONS = {
+    "com.openfaas.health.http.path": "/_/health",
+    "com.openfaas.ready.http.path": "/_/ready",
+}
+"""A loading stage is alive but not ready; OpenFaaS asks the two apart where it is told both paths."""
 
 
 def stack_yml(pipeline: Pipeline, bundle_dir: Path, gateway: str = GATEWAY) -> str:
@@ -24,7 +33,7 @@ def stack_yml(pipeline: Pipeline, bundle_dir: Path, gateway: str = GATEWAY) -> s
     Args:
         pipeline: what is deployed.
         bundle_dir: absolute folder of the bundle, for `KEYSTAGE_BUNDLE`.
-        gateway: address of the gateway.
+        gateway: address of the gateway; faas-cli puts its `OPENFAAS_URL` in place of the default one.
     """
     lines = ["version: 1.0", "provider:", "  name: openfaas", f"  gateway: {_quoted(gateway)}", "functions:"]
     lines += _function(pipeline, bundle_dir, pipeline.name, "router", None)
@@ -39,25 +48,38 @@ def _function(pipeline: Pipeline, bundle_dir: Path, name: str, role: str, stage:
         "KEYSTAGE_PIPELINE": pipeline.name,
         "KEYSTAGE_BUNDLE": bundle_dir.as_uri(),
     }
-    labels = {"keystage.pipeline": pipeline.name, "keystage.role": role}
+    # The controller sizes them: an OpenFaaS gateway's own alerts must leave their numbers alone.
+    labels = {"keystage.pipeline": pipeline.name, "keystage.role": role, "com.openfaas.scale.factor": "0"}
     if stage is not None:
         environment["KEYSTAGE_STAGES"] = str(stage)
         labels["keystage.stage"] = str(stage)
+        environment["KEYSTAGE_DEVICE"] = "emulated" if pipeline.family == "emulated" else "cpu"
         if pipeline.dtype in SAFETENSORS_NAMES:
             environment["KEYSTAGE_DTYPE"] = short_name(pipeline.dtype)
-    lines = [
+    image = f"ghcr.io/keystage/{role}:{_version()}"
+    return [
         f"  {_quoted(name)}:",
         f"    lang: keystage-{role}",
         f"    handler: ./{role}",
-        f"    image: {_quoted(IMAGE.format(role=role))}",
+        f"    image: {_quoted(image)}",
         "    skip_build: true",
-        "    environment:",
+        f"    fprocess: {COMMANDS[role]}",
+        *_block("environment", environment),
+        *_block("labels", labels),
+        *_block("annotations", ANNOTATIONS),
     ]
-    lines += [f"      {key}: {_quoted(value)}" for key, value in environment.items()]
-    lines.append("    labels:")
-    lines += [f"      {key}: {_quoted(value)}" for key, value in labels.items()]
-    return lines
+
+
+def _block(name: str, values: dict[str, str]) -> list[str]:
+    return [f"    {name}:", *(f"      {key}: {_quoted(value)}" for key, value in values.items())]
 
 
 def _quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("keystage")
+    except metadata.PackageNotFoundError:
+        return "latest"
