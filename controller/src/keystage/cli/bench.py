@@ -14,6 +14,8 @@ _NAMES = {
     "hop": "hand-off of an activation between two workers, beside a raw UNIX socket",
     "wire": "an activation to another node: ring, CURVE frame, tensor connection, raw TCP socket",
     "router": "router and eight zero-time stages, beside a trivial FastAPI application",
+    "gateway": "the gateway as a proxy at 4 KiB, beside nginx as one and a naive FastAPI proxy",
+    "streams": "2,000 streaming answers at once through the gateway, beside direct ones; slow clients",
     "burst": "the controller under bursts, beside the best static allocation",
     "load": "from a replica wanted to its first forward pass: fresh, forked, standby, from another GPU",
     "tick": "one tick of the policy for 1,000 pipelines of eight stages on 10,000 nodes",
