@@ -2,7 +2,9 @@
 
 `scripted` is a small HTTP server on a UNIX socket that answers as the supervisor does and lets a test
 script routers and replicas. `supervised` is the real supervisor with real processes. `simulated` is the
-simulator. A new platform joins by a fixture that makes a `World`.
+simulator. `openfaas-ce` is a stand-in for a stock gateway of the community edition with real processes,
+`openfaas-pro` one for a gateway without bounds with imagined ones. A new platform joins by a fixture that
+makes a `World`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.openfaas_world import ce_with_processes, pro_imagined
 from support.platform_worlds import ScriptedWorld, SupervisedWorld, World
 from support.simulated_platform import SimulatedWorld
 
@@ -31,11 +34,11 @@ from keystage.controller.domain.decision import (
     SetReplicas,
 )
 from keystage.controller.domain.platform import PlatformError
-from keystage.controller.domain.snapshot import FunctionView, PipelineView
+from keystage.controller.domain.snapshot import FunctionView, GatewayLoad, PipelineView
 from keystage.controller.loop import Loop
 from keystage.controller.platforms.local import LocalPlatform
 from keystage.controller.policy.settings import PolicySettings
-from keystage.local.api import Deployment, Intent, Override, ReplicaRecord
+from keystage.local.api import Deployment, Intent, Load, Override, ReplicaRecord
 from keystage.router.api import ReplicaStats, RouterStats, StageCounters
 
 
@@ -54,12 +57,14 @@ def scripted(folder: Path) -> Iterator[ScriptedWorld]:
     world.platform.close()
 
 
-@pytest.fixture(params=["scripted", "supervised", "simulated"])
+@pytest.fixture(params=["scripted", "supervised", "simulated", "openfaas-ce", "openfaas-pro"])
 def world(request: pytest.FixtureRequest, folder: Path) -> Iterator[World]:
     kinds: dict[str, Callable[[Path], Any]] = {
         "scripted": ScriptedWorld,
         "supervised": SupervisedWorld,
         "simulated": SimulatedWorld,
+        "openfaas-ce": ce_with_processes,
+        "openfaas-pro": pro_imagined,
     }
     made = kinds[request.param](folder)
     yield made
@@ -112,6 +117,11 @@ def test_desired_numbers_come_back_through_observe_and_may_be_stated_twice(world
 
 def test_intents_are_seen_and_lifted(world: World) -> None:
     world.deploy(deployment())
+    if not world.has_intents:  # then there are none, and lifting them is nothing
+        world.platform.apply([LiftOverride("f"), ClearWake("f")])
+        seen = view(world)
+        assert (seen.override, seen.wake) == (None, False)
+        return
     world.platform.apply([SetReplicas("f", 0)])
     world.intend("f", Intent(override=Override(3, time.time() + 100), wake=True))
     seen = view(world)
@@ -146,7 +156,19 @@ def test_a_world_that_has_ended_is_a_platform_error(world: World) -> None:
 
 
 def test_a_loop_steers_it(world: World, tmp_path: Path) -> None:
+    labels = {"com.openfaas.scale.min": "2"}
+    world.deploy(msgspec.structs.replace(deployment(), labels=labels))
+    world.platform.apply([SetReplicas("f", 1)])
+    assert world.record("f").desired == 1
+    loop = Loop(world.platform, PolicySettings(), DecisionLog(tmp_path / "d.jsonl", 1 << 20), tick_s=0.25)
+    assert loop.tick() is not None
+    assert world.record("f").desired == 2
+
+
+def test_a_loop_does_what_a_person_asks(world: World, tmp_path: Path) -> None:
     world.deploy(deployment())
+    if not world.has_intents:
+        pytest.skip("a stock OpenFaaS gateway has no intents: a person's scale request is the number itself")
     world.intend("f", Intent(override=Override(2, time.time() + 100)))
     loop = Loop(world.platform, PolicySettings(), DecisionLog(tmp_path / "d.jsonl", 1 << 20), tick_s=0.25)
     assert loop.tick() is not None
@@ -237,6 +259,13 @@ def test_stages_counters_and_start_times_are_read(scripted: ScriptedWorld) -> No
     assert (stage.routers[0].counters.arrivals, stage.routers[0].counters.queue) == (7, 4)
     assert (stage.workers[0].replica, stage.workers[0].slots, stage.workers[0].rows) == ("p-stage-1-1", 8, 7)
     assert [f.function for f in scripted.platform.observe().functions] == ["p"]
+
+
+def test_what_gateways_have_in_hand_is_read(scripted: ScriptedWorld) -> None:
+    scripted.deploy(deployment())
+    loads = (Load("g", 2, 7, time.time()),)
+    scripted.functions["f"] = msgspec.structs.replace(scripted.record("f"), loads=loads)
+    assert view(scripted).loads == (GatewayLoad("g", 2, 7),)
 
 
 def test_looping_pipelines_say_so(scripted: ScriptedWorld) -> None:

@@ -6,18 +6,27 @@ A backend joins by a harness: a running world, and how a controller there sets r
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from support.local_function import PYTHON, function
 
-from keystage.gateway.backend import Backend, BackendUnavailable, BadRequest, UnknownFunction
+from keystage.gateway.backend import (
+    AlreadyDeployed,
+    Backend,
+    BackendUnavailable,
+    BadRequest,
+    UnknownFunction,
+    UnknownSecret,
+)
 from keystage.gateway.local import LocalBackend
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, Load
 from keystage.local.world import LocalWorld
 
 Scale = Callable[[str, int], Awaitable[None]]
@@ -129,11 +138,105 @@ def test_what_cannot_be_is_refused_by_name(run: Callable[..., None]) -> None:
             backend.wake("no"),
             backend.override("no", 1, time.time() + 60),
             backend.logs("no", tail=None, since_s=0.0),
+            backend.usage("no"),
+            backend.report("no", Load("g", 0, 0)),
         ):
             with pytest.raises(UnknownFunction, match="function no "):
                 await call
         with pytest.raises(UnknownFunction, match="function no "):
             backend.get("no")
+
+    run(work)
+
+
+def test_secrets_are_created_replaced_listed_and_removed(run: Callable[..., None]) -> None:
+    async def work(backend: Backend, scale: Scale) -> None:
+        assert await backend.secrets() == []
+        await backend.put_secret("b.c-1", b"\x00\xff", create=True)
+        await backend.put_secret("a", b"x" * (1 << 20), create=True)
+        assert await backend.secrets() == ["a", "b.c-1"]
+        with pytest.raises(AlreadyDeployed, match="secret a exists"):
+            await backend.put_secret("a", b"y", create=True)
+        await backend.put_secret("a", b"y", create=False)
+        with pytest.raises(UnknownSecret, match="secret no "):
+            await backend.put_secret("no", b"y", create=False)
+        await backend.delete_secret("a")
+        assert await backend.secrets() == ["b.c-1"]
+        with pytest.raises(UnknownSecret, match="secret a "):
+            await backend.delete_secret("a")
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("Upper", 1),
+        ("..", 1),
+        ("../x", 1),
+        ("a/b", 1),
+        ("", 1),
+        ("a" * 254, 1),
+        ("ok", 0),
+        ("ok", (1 << 20) + 1),
+    ],
+)
+def test_secrets_out_of_bounds_are_refused(run: Callable[..., None], name: str, size: int) -> None:
+    async def work(backend: Backend, scale: Scale) -> None:
+        with pytest.raises(BadRequest, match=f"not {size}" if name == "ok" else r"secret name '.*' must"):
+            await backend.put_secret(name, b"s" * size, create=True)
+        assert await backend.secrets() == []
+
+    run(work)
+
+
+def test_a_deployment_with_a_secret_that_is_not_there_is_refused_by_name(run: Callable[..., None]) -> None:
+    async def work(backend: Backend, scale: Scale) -> None:
+        await backend.put_secret("key", b"1", create=True)
+        deployment = msgspec.structs.replace(function(), secrets=["key", "other"])
+        with pytest.raises(BadRequest, match="function echo: secret other does not exist"):
+            await backend.put(deployment)
+        await backend.put_secret("other", b"2", create=True)
+        await backend.put(deployment)
+        assert backend.get("echo").deployment.secrets == ["key", "other"]
+
+    run(work)
+
+
+def test_labels_that_are_not_honoured_are_refused_with_the_reason(run: Callable[..., None]) -> None:
+    async def work(backend: Backend, scale: Scale) -> None:
+        labels = {"com.openfaas.scale.type": "cpu"}
+        with pytest.raises(BadRequest, match=r"function echo: label com\.openfaas\.scale\.type must be"):
+            await backend.put(msgspec.structs.replace(function(), labels=labels))
+        assert backend.functions() == []
+
+    run(work)
+
+
+def test_usage_counts_every_process_of_a_function(run: Callable[..., None]) -> None:
+    async def work(backend: Backend, scale: Scale) -> None:
+        child = "import time; held = bytes(64 << 20) + b'1'; time.sleep(60)"
+        spin = f'{PYTHON} -c "{child}" & while :; do :; done'
+        await backend.put(Deployment(service="spin", envProcess=f"sh -c {shlex.quote(spin)}"))
+        usage = await backend.usage("spin")
+        while usage.cpu_cores < 0.1 or usage.memory_bytes < 64 << 20:  # until it runs and holds its memory
+            usage = await backend.usage("spin")
+        assert usage.cpu_cores < 2
+        assert usage.memory_bytes < 1 << 30
+        await scale("spin", 0)
+        while usage.memory_bytes:
+            usage = await backend.usage("spin")
+        assert usage.cpu_cores == 0
+
+    run(work)
+
+
+def test_a_report_is_taken(run: Callable[..., None]) -> None:
+    async def work(backend: Backend, scale: Scale) -> None:
+        await backend.put(function())
+        await backend.report("echo", Load("gateway-1", 3, 5))
+        with pytest.raises(BadRequest, match="in_flight must be at least 0, not -1"):
+            await backend.report("echo", Load("gateway-1", -1, 5))
 
     run(work)
 

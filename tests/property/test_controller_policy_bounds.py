@@ -16,6 +16,7 @@ from keystage.controller.domain.snapshot import (
     Counters,
     CpuView,
     FunctionView,
+    GatewayLoad,
     GpuView,
     NodeView,
     Override,
@@ -27,6 +28,7 @@ from keystage.controller.domain.snapshot import (
     StageView,
     Starting,
     StartTimes,
+    Target,
     WorkerSample,
 )
 from keystage.controller.domain.state import PolicyState
@@ -48,7 +50,9 @@ moment = st.floats(0, 1e4)
 gpu_indices = st.lists(st.integers(-1, 4), max_size=2).map(tuple)
 
 
-def functions(name: str, instant: st.SearchStrategy[float]) -> st.SearchStrategy[FunctionView]:
+def functions(
+    name: str, instant: st.SearchStrategy[float], real_number: st.SearchStrategy[float]
+) -> st.SearchStrategy[FunctionView]:
     return st.builds(
         FunctionView,
         function=st.just(name),
@@ -64,6 +68,11 @@ def functions(name: str, instant: st.SearchStrategy[float]) -> st.SearchStrategy
             st.builds(Placed, st.sampled_from("vw"), st.sampled_from(["n0", "n1", "gone"]), gpu_indices),
             max_size=2,
         ).map(tuple),
+        zero_after_s=st.none() | real_number,
+        target=st.none()
+        | st.builds(Target, st.sampled_from(["capacity", "rps"]), real_number, st.none() | count),
+        loads=st.none()
+        | st.lists(st.builds(GatewayLoad, st.sampled_from("gh"), wild, wild), max_size=2).map(tuple),
     )
 
 
@@ -81,7 +90,7 @@ def stages(
     return st.builds(
         StageView,
         stage=st.just(index),
-        scale=functions(f"p-stage-{index}", instant),
+        scale=functions(f"p-stage-{index}", instant, number),
         start_s=wild,
         profile_s=wild,
         routers=st.lists(routers, max_size=2).map(tuple),
@@ -113,7 +122,7 @@ def snapshots(
         Snapshot,
         at_s=at,
         pipelines=st.lists(pipeline, max_size=1).map(tuple),
-        functions=st.lists(functions("f", instant), max_size=1).map(tuple),
+        functions=st.lists(functions("f", instant, number), max_size=1).map(tuple),
         budget_replicas=st.none() | count,
         nodes=st.just(()) | clusters(number),
     )
@@ -151,15 +160,16 @@ def test_decide_is_total_and_bounded(seen: list[Snapshot]) -> None:
         decision = decide(PolicySettings(), snapshot, state)
         state = decision.state
         views = {s.scale.function: s.scale for p in snapshot.pipelines for s in p.stages}
+        every = views | {f.function: f for f in snapshot.functions}
         for action in decision.actions:
             if isinstance(action, SetReplicas):
                 assert 0 <= action.replicas <= MOST_REPLICAS
-                if action.function in views:
-                    view = views[action.function]
-                    assert action.replicas >= max(0, view.min_replicas) or is_stopped(view, action.replicas)
-                    if action.replicas == 0:
-                        (report,) = [r for r in decision.reports if r.function == action.function]
-                        assert is_stopped(view, 0) or may_be_zero(view, report.reason)
+                view = every[action.function]
+                (report,) = [r for r in decision.reports if r.function == action.function]
+                if action.replicas == 0:
+                    assert is_stopped(view, 0) or may_be_zero(view, report.reason)
+                else:
+                    assert action.replicas >= max(0, view.min_replicas)
         if snapshot.budget_replicas is None:
             for report in decision.reports:
                 if report.reason.startswith("hold") and ";" not in report.reason:
@@ -173,7 +183,7 @@ def is_stopped(view: FunctionView, replicas: int) -> bool:
 
 def may_be_zero(view: FunctionView, reason: str) -> bool:
     """The minimum allows it, and it had none, its bounds leave none, or it says that it idles."""
-    if view.min_replicas > 0:
+    if view.min_replicas > 0 and view.zero_after_s is None:
         return False
     bound = view.max_replicas if view.cap is None else min(view.max_replicas, view.cap)
     return view.current == 0 or bound <= 0 or "nothing came for" in reason

@@ -44,6 +44,7 @@ class FluidStage:
     min_replicas: int = 1
     max_replicas: int = 20
     cap: int | None = None
+    zero_after_s: float | None = None
 
 
 @dataclasses.dataclass
@@ -89,6 +90,7 @@ class FluidWorld:
                 cap=s.cap,
                 cap_reason="few cores" if s.cap is not None else "",
                 override=s.override,
+                zero_after_s=s.zero_after_s,
             )
             workers = tuple(
                 WorkerSample(

@@ -11,6 +11,8 @@ import os
 import signal
 from typing import Any
 
+import websocket_app
+
 EVENTS: list[str] = []
 
 
@@ -19,6 +21,8 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     path = scope.get("path", "")
     if scope["type"] == "lifespan":
         await _lifespan(receive, send)
+    elif scope["type"] == "websocket":
+        await websocket_app.app(scope, receive, send)
     elif path == "/stream":
         await _stream(receive, send)
     elif path == "/slow":

@@ -32,6 +32,7 @@ class World(Protocol):
     """What the contract needs of a world beside its platform."""
 
     platform: Platform
+    has_intents: bool  # overrides and wakes: a stock OpenFaaS gateway has no place for them
 
     def deploy(self, deployment: Deployment) -> None: ...
     def intend(self, function: str, intent: Intent) -> None: ...
@@ -41,6 +42,8 @@ class World(Protocol):
 
 class ScriptedWorld:
     """The supervisor's HTTP interface over records that a test may change."""
+
+    has_intents = True
 
     def __init__(self, folder: Path) -> None:
         self.functions: dict[str, FunctionRecord] = {}
@@ -154,6 +157,8 @@ class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 class SupervisedWorld:
     """The real supervisor, run by an event loop in a thread."""
+
+    has_intents = True
 
     def __init__(self, folder: Path) -> None:
         self._loop = asyncio.new_event_loop()

@@ -17,6 +17,8 @@ from keystage.simulator.platform import SimulatedPlatform
 class SimulatedWorld:
     """A simulated world without pipelines; what is deployed is ready at once."""
 
+    has_intents = True
+
     def __init__(self, _folder: Path) -> None:
         self.platform = SimulatedPlatform(World(pipelines=()), 1, epoch_s=time.time())
         self._deployments: dict[str, Deployment] = {}

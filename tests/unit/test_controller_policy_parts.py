@@ -50,6 +50,18 @@ def test_minimum_one_never_goes_to_zero() -> None:
     assert numbers(world.run(0, 3 * IDLE_S)) == [1, 1, 1]
 
 
+def test_the_zero_label_lets_a_stage_rest_below_its_minimum_after_its_own_time() -> None:
+    world = sleepy(2)
+    world.stages[0].zero_after_s, world.stages[2].zero_after_s = 5.0, 40.0
+    world.run(40, 20)
+    assert numbers(world.run(0, 4)) == [2, 2, 2]
+    assert numbers(world.run(0, 4)) == [0, 2, 2]
+    assert numbers(world.run(0, 26)) == [0, 2, 2]
+    assert numbers(world.run(0, 9)) == [0, 2, 0]
+    assert numbers(world.run(0, 60)) == [0, 2, 0]
+    assert min(numbers(world.step(8))) >= 2
+
+
 def test_the_first_request_brings_all_stages_up_in_one_tick() -> None:
     world = sleepy()
     world.run(40, 20)

@@ -1,4 +1,4 @@
-"""The gateway's pure parts: headers, names, credentials, choice of replica, queries."""
+"""The gateway's pure parts: names, credentials, choice of replica, queries."""
 
 from __future__ import annotations
 
@@ -9,39 +9,9 @@ import pytest
 from keystage.gateway.auth import Credentials
 from keystage.gateway.backend import BadRequest, Endpoint, UnknownFunction
 from keystage.gateway.balance import Balancer
-from keystage.gateway.headers import end_to_end, for_upstream
 from keystage.gateway.names import check_namespace, function_name
-from keystage.gateway.types import LogQuery, rfc3339
-
-
-def test_hop_by_hop_headers_stay_and_repeated_ones_cross_in_order() -> None:
-    pairs = [
-        (b"Connection", b"close, X-Hop"),
-        (b"X-Hop", b"1"),
-        (b"Keep-Alive", b"timeout=5"),
-        (b"Transfer-Encoding", b"chunked"),
-        (b"Upgrade", b"h2c"),
-        (b"Set-Cookie", b"a=1"),
-        (b"set-cookie", b"b=2"),
-        (b"content-length", b"3"),
-    ]
-    assert end_to_end(pairs) == [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"content-length", b"3")]
-
-
-def test_upstream_learns_who_called_and_how() -> None:
-    pairs = [
-        (b"host", b"example.org"),
-        (b"x-forwarded-for", b"10.0.0.1"),
-        (b"x-forwarded-proto", b"gopher"),
-        (b"expect", b"100-continue"),
-        (b"accept", b"*/*"),
-    ]
-    assert for_upstream(pairs, client="10.0.0.2", scheme="http") == [
-        ("accept", "*/*"),
-        ("x-forwarded-for", "10.0.0.1, 10.0.0.2"),
-        ("x-forwarded-proto", "http"),
-        ("x-forwarded-host", "example.org"),
-    ]
+from keystage.gateway.queries import LogQuery
+from keystage.gateway.types import rfc3339
 
 
 def test_names_may_carry_the_one_namespace() -> None:
@@ -103,8 +73,8 @@ def test_log_queries_are_read_as_faas_cli_writes_them() -> None:
     assert rfc3339(1.5) == "1970-01-01T00:00:01.500000Z"
     for query_, said in [
         ({}, "name is missing"),
-        ({"name": "f", "tail": "all"}, "tail must be an integer, not 'all'"),
-        ({"name": "f", "since": "yesterday"}, "since must be an RFC 3339 time, not 'yesterday'"),
+        ({"name": "f", "tail": "all"}, "tail must be an integer of at most 19 digits, not 'all'"),
+        ({"name": "f", "since": "yesterday"}, "since must be an RFC 3339 time .*, not 'yesterday'"),
     ]:
         with pytest.raises(BadRequest, match=said):
             LogQuery.parse(query_)

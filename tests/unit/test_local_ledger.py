@@ -12,6 +12,7 @@ from keystage.local.events import (
     Exited,
     Intended,
     Kill,
+    Loaded,
     Missed,
     Removed,
     Scaled,
@@ -84,6 +85,34 @@ def test_scale_down_takes_starting_ones_first_then_the_youngest_and_lingers_befo
     assert ledger.handle(Ticked(), 13.4) == []
     ledger.handle(Exited("f-2", ""), 13.5)
     assert states(ledger) == {"f-0": "ready", "f-1": "ready"}
+
+
+def test_the_last_replica_of_a_plain_function_is_stopped_when_nothing_is_in_hand() -> None:
+    ledger = ready_ledger(1)
+    assert ledger.handle(Loaded("f", 1), 2.0) == []
+    ledger.handle(Scaled("f", 0), 3.0)
+    assert states(ledger) == {"f-0": "draining"}
+    assert ledger.handle(Ticked(), 9.0) == []
+    ledger.handle(Scaled("f", 1), 9.0)  # woken again meanwhile: the old one is still at work
+    assert ledger.handle(Ticked(), 9.5) == []
+    ledger.handle(Loaded("f", 0), 9.6)
+    assert ledger.handle(Ticked(), 9.7) == [Terminate("f-0")]
+    assert ledger.handle(Ticked(), 19.6) == []
+    assert ledger.handle(Ticked(), 19.71) == [Kill("f-0")]
+
+
+def test_what_is_in_hand_is_waited_for_within_bounds_and_not_on_a_mere_scale_down() -> None:
+    ledger = ready_ledger(2)
+    ledger.handle(Loaded("f", 1), 2.0)
+    ledger.handle(Scaled("f", 1), 3.0)
+    assert ledger.handle(Ticked(), 3.31) == [Terminate("f-1")]
+    ledger.handle(Exited("f-1", ""), 3.4)
+    ledger.handle(Scaled("f", 0), 4.0)
+    assert ledger.handle(Ticked(), 13.9) == []
+    assert ledger.handle(Ticked(), 14.0) == [Terminate("f-0")]
+    assert ledger.handle(Ticked(), 24.01) == [Kill("f-0")]
+    with pytest.raises(UnknownFunction):
+        ledger.handle(Loaded("no", 0), 25.0)
 
 
 def test_own_drain_time_wins() -> None:

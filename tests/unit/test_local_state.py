@@ -104,7 +104,10 @@ def test_corrupt_functions_are_refused_with_file_and_line(tmp_path: Path, damage
         (Deployment(service="a" * 64), "must have at most 63"),
         (Deployment(service="f"), "envProcess is empty"),
         (Deployment(service="f", envProcess="say 'hi"), "cannot be parsed"),
-        (Deployment(service="f", envProcess="x", secrets=["key"]), "secrets"),
+        (
+            Deployment(service="f", envProcess="x", annotations={"com.openfaas.ready.http.path": "ready"}),
+            r"com\.openfaas\.ready\.http\.path must be a path .* not 'ready'",
+        ),
         (Deployment(service="f", envVars={"KEYSTAGE_ROLE": "king"}), "not 'king'"),
         (Deployment(service="f", envVars={"KEYSTAGE_ROLE": "stage"}), "needs KEYSTAGE_PIPELINE"),
         (Deployment(service="f", envProcess="x", envVars={"A=B": "1"}), "'A=B'"),
@@ -114,7 +117,8 @@ def test_corrupt_functions_are_refused_with_file_and_line(tmp_path: Path, damage
             "shared, private, not 'mine'",
         ),
         (Deployment(service="f", envProcess="x", labels={"com.openfaas.scale.min": "many"}), "'many'"),
-        (Deployment(service="f", envProcess="x", labels={"com.openfaas.scale.min": "-1"}), "not -1"),
+        (Deployment(service="f", envProcess="x", labels={"com.openfaas.scale.min": "-1"}), "not '-1'"),
+        (Deployment(service="f", envProcess="x", labels={"com.openfaas.scale.type": "cpu"}), "not 'cpu'"),
     ],
 )
 def test_impossible_deployments_are_refused_by_name(deployment: Deployment, said: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from keystage.cli import bench, keysmanager, pipelines, simulate, train, world
+from keystage.cli import async_calls, bench, keysmanager, openfaas, pipelines, simulate, train, world
 
 app = typer.Typer(
     name="keystage",
@@ -34,6 +34,8 @@ app.command(name="train-cv")(train.train_cv)
 app.command(name="bench")(bench.bench)
 app.command(name="keysmanager")(keysmanager.keysmanager)
 app.command(name="cache")(keysmanager.cache)
+app.add_typer(async_calls.app, name="async")
+app.command(name="check-gateway")(openfaas.check_gateway)
 
 
 @app.command()

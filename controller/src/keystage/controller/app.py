@@ -1,7 +1,8 @@
 """The controller as a process: `python -m keystage.controller.app`.
 
-Started and kept running by `keystage up`. It puts platform, policy and loop together, ends on
-SIGTERM after the tick in progress, and at once when its lifeline ends. It must not hold policy.
+Started and kept running by `keystage up`, or beside a stock OpenFaaS gateway by whoever runs that. It puts
+platform, policy and loop together, ends on SIGTERM after the tick in progress, and at once when its
+lifeline ends. It must not hold policy.
 """
 
 from __future__ import annotations
@@ -17,20 +18,53 @@ from pydantic import ValidationError
 
 from keystage.controller.config import ControllerSettings
 from keystage.controller.decisions import DecisionLog, replay
+from keystage.controller.domain.platform import PlatformError
 from keystage.controller.loop import Loop
 from keystage.controller.platforms.local import LocalPlatform
+from keystage.controller.platforms.openfaas import NotForThisGateway, OpenFaasPlatform
+from keystage.openfaas.client import Client
+from keystage.openfaas.errors import BadPassword
+from keystage.openfaas.exchange import Wire
 from keystage.wire.endpoints import watch_lifeline
+
+logger = logging.getLogger(__name__)
+
+
+def make_platform(settings: ControllerSettings) -> LocalPlatform | OpenFaasPlatform:
+    """The world that is steered.
+
+    Raises:
+        BadPassword: the gateway's password file cannot be used.
+        NotForThisGateway: the gateway is one of Keystage's own. One that does not answer yet is asked later.
+    """
+    if settings.control is not None:
+        return LocalPlatform(
+            settings.control,
+            settings.home,
+            timeout_s=settings.stats_timeout_s,
+            budget_replicas=settings.budget_replicas,
+        )
+    wire = Wire(settings.gateway, settings.credentials(), settings.gateway_timeout_s)
+    platform = OpenFaasPlatform(
+        Client(wire, settings.gateway_namespace),
+        stats_timeout_s=settings.stats_timeout_s,
+        budget_replicas=settings.budget_replicas,
+    )
+    try:
+        platform.recognise()
+    except NotForThisGateway:
+        platform.close()
+        raise
+    except PlatformError as error:
+        logger.warning("%s", error)
+    return platform
 
 
 def run(settings: ControllerSettings, stop: threading.Event | None = None) -> None:
-    """Steers the local world until `stop` is set."""
+    """Steers the world until `stop` is set."""
     stop = stop or threading.Event()
-    platform = LocalPlatform(
-        settings.control,
-        settings.home,
-        timeout_s=settings.stats_timeout_s,
-        budget_replicas=settings.budget_replicas,
-    )
+    platform = make_platform(settings)
+    settings.home.mkdir(parents=True, exist_ok=True)
     log = DecisionLog(settings.home / "decisions.jsonl", settings.decisions_bytes)
     try:
         Loop(platform, settings.policy_settings(), log, tick_s=settings.tick_s).run(stop)
@@ -60,7 +94,7 @@ def main() -> int:
     """Entry of the process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        settings = ControllerSettings()  # type: ignore[call-arg]  # fields come from the environment
+        settings = ControllerSettings()
     except ValidationError as error:
         sys.stderr.write(f"controller: {error}\n")
         return 2
@@ -72,7 +106,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     watch_lifeline(settings.lifeline_fd)
-    run(settings, stop)
+    try:
+        run(settings, stop)
+    except (BadPassword, NotForThisGateway) as error:
+        sys.stderr.write(f"controller: {error}\n")
+        return 2
     return 0
 
 

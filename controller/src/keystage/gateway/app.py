@@ -7,44 +7,80 @@ at any time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import resource
+import signal
 import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 from pydantic import ValidationError
 
 from keystage.gateway.auth import Credentials
 from keystage.gateway.backend import GatewayError
 from keystage.gateway.config import GatewaySettings
 from keystage.gateway.incoming import Receive
+from keystage.gateway.load import LoadReporter
 from keystage.gateway.local import LocalBackend
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.proxy import Proxy, Scope, Send
+from keystage.gateway.queue_build import build_async_calls
 from keystage.gateway.replicas import Replicas
 from keystage.gateway.rest import Management, make_app
+from keystage.gateway.server import client_protocol, settle_memory
+from keystage.gateway.timeouts import silence_s
+from keystage.gateway.websocket import PING_S, WebSocketProxy
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections (90 s), so that it is they who close them."""
 STOP_S = 3
 """For running requests when the gateway itself is told to stop."""
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Part(Protocol):
+    """What runs as long as the gateway does. Started in order, stopped in reverse."""
+
+    async def start(self) -> None:
+        """Opens what it needs."""
+
+    async def stop(self) -> None:
+        """Closes it; also after a start that failed."""
 
 
 class Gateway:
-    """Dispatches: invocations to the proxy, everything else to management."""
+    """Dispatches by type and path: each hot path to its handler, everything else to management.
 
-    def __init__(self, proxy: Proxy, management: FastAPI) -> None:
-        self._proxy = proxy
+    Args:
+        management: takes what no other handler takes.
+        http: path prefix and its handler, the first that matches.
+        websocket: takes every WebSocket handshake; None refuses them (ASGI servers answer 403).
+    """
+
+    def __init__(
+        self, management: Asgi, http: Sequence[tuple[bytes, Asgi]], websocket: Asgi | None = None
+    ) -> None:
         self._management = management
+        self._http = tuple(http)
+        self._websocket = websocket
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        if scope["type"] == "http" and scope["raw_path"].startswith(b"/function/"):
-            await self._proxy(scope, receive, send)
-        else:
+        if scope["type"] == "http":
+            path = scope["raw_path"]
+            for prefix, handler in self._http:
+                if path.startswith(prefix):
+                    await handler(scope, receive, send)
+                    return
             await self._management(scope, receive, send)
+        elif self._websocket is not None:
+            await self._websocket(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
 
 
 def read_credentials(settings: GatewaySettings) -> Credentials:
@@ -65,6 +101,12 @@ def read_credentials(settings: GatewaySettings) -> Credentials:
     return Credentials(values[0], values[1])
 
 
+def _allow_connections() -> None:
+    """Lets this process have as many descriptors as it may: two for every request in flight."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def serve(settings: GatewaySettings) -> None:
     """Serves until told to stop.
 
@@ -72,24 +114,36 @@ async def serve(settings: GatewaySettings) -> None:
         GatewayError: credentials or backend cannot be used.
         EndpointError: the address cannot be listened on.
     """
+    _allow_connections()
     credentials = read_credentials(settings)
     backend = LocalBackend(settings.control)
     metrics = Metrics()
-    proxy = Proxy(
-        Replicas(backend, settings.wake_s),
-        metrics,
-        max_body_bytes=settings.max_body_bytes,
-        upstream_s=settings.upstream_s,
+    replicas = Replicas(backend, settings.wake_s, settings.max_waiting)
+    upstream_s = silence_s(settings.timeout_s)
+    proxy = Proxy(replicas, metrics, max_body_bytes=settings.max_body_bytes, upstream_s=upstream_s)
+    websockets = WebSocketProxy(
+        replicas, metrics, max_message_bytes=settings.max_body_bytes, upstream_s=upstream_s
     )
-    app = Gateway(proxy, make_app(Management(backend, metrics, settings.override_s), credentials))
+    calls = build_async_calls(settings, replicas, metrics, upstream_s)
+    app = Gateway(
+        make_app(Management(backend, metrics, settings.override_s), credentials),
+        http=[(b"/function/", proxy), (b"/async-function/", calls)],
+        websocket=websockets,
+    )
+    parts: tuple[Part, ...] = (backend, LoadReporter(backend, metrics), proxy, calls)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http="httptools",
-            ws="none",
+            http=client_protocol(upstream_s),
+            ws="websockets-sansio",
+            ws_max_size=settings.max_body_bytes,
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=upstream_s,
+            ws_per_message_deflate=False,
             lifespan="off",
             access_log=False,
             log_level="warning",
+            proxy_headers=False,  # X-Forwarded-For is passed on, and added to, by the proxy itself
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -98,13 +152,19 @@ async def serve(settings: GatewaySettings) -> None:
     )
     listening = listen(settings.http)
     watch_lifeline(settings.lifeline_fd)
-    await backend.start()
-    try:
-        await proxy.start()
+    async with contextlib.AsyncExitStack() as running:
+        for part in parts:
+            running.push_async_callback(part.stop)
+            await part.start()
+        settle_memory()
+        # The server raises again the signal that ended it, which would end us before the parts have stopped.
+        for ending in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ending, _ended_already)
         await server.serve(sockets=[listening])
-    finally:
-        await proxy.stop()
-        await backend.stop()
+
+
+def _ended_already(*_: object) -> None:
+    """Takes a signal that was obeyed."""
 
 
 def main() -> int:
@@ -118,7 +178,8 @@ def main() -> int:
     except ValidationError as error:
         for fault in error.errors():
             name = "_".join(str(part) for part in fault["loc"]).upper()
-            sys.stderr.write(f"KEYSTAGE_{name}={fault['input']}: {fault['msg']}\n")
+            given = "..." if name == "REDIS" else fault["input"]  # it may hold a password
+            sys.stderr.write(f"KEYSTAGE_{name}={given}: {fault['msg']}\n")
         return 2
     return 0
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, Load, Usage
 
 
 class GatewayError(Exception):
@@ -32,8 +32,14 @@ class UnknownFunction(GatewayError):
     status = 404
 
 
+class UnknownSecret(GatewayError):
+    """No secret of that name."""
+
+    status = 404
+
+
 class AlreadyDeployed(GatewayError):
-    """A create for a function that exists."""
+    """A create for a function or a secret that exists."""
 
     status = 409
 
@@ -154,4 +160,37 @@ class Backend(Protocol):
 
         Raises:
             UnknownFunction: it is not deployed.
+        """
+
+    async def usage(self, name: str) -> Usage:
+        """What a function's replicas use together.
+
+        Raises:
+            UnknownFunction: it is not deployed.
+        """
+
+    async def report(self, name: str, load: Load) -> None:
+        """Tells what this gateway has in hand for a function; the controller scales plain functions by it.
+
+        Raises:
+            UnknownFunction: it is not deployed.
+        """
+
+    async def secrets(self) -> list[str]:
+        """Names of all secrets, sorted; values are never read back."""
+
+    async def put_secret(self, name: str, value: bytes, *, create: bool) -> None:
+        """Creates or replaces a secret.
+
+        Raises:
+            BadRequest: the name or size is out of bounds.
+            AlreadyDeployed: create, and it exists.
+            UnknownSecret: not create, and there is none.
+        """
+
+    async def delete_secret(self, name: str) -> None:
+        """Removes a secret; running replicas keep what they have, later starts are refused by name.
+
+        Raises:
+            UnknownSecret: there is none.
         """

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from keystage.gateway.queue_address import check_redis
+from keystage.gateway.replicas import MAX_WAITING
+from keystage.local.durations import MAX_S
 
 
 class GatewaySettings(BaseSettings):
@@ -19,8 +24,26 @@ class GatewaySettings(BaseSettings):
         override_s: seconds for which a person's scale request holds against the policy. Ten minutes:
             long enough to ride out an incident by hand, short enough to be forgotten safely.
         wake_s: seconds a request waits for a first ready replica; the longest cold start known is 45 s.
-        upstream_s: seconds without a byte from a replica before a request is given up.
+        max_waiting: requests that may wait for one function's first replica at once; beyond: 429.
+        timeout_s: seconds that a function may take, or be silent while it answers; functions are told
+            the same number, see `gateway.timeouts`.
         max_body_bytes: largest request body passed on to a function.
+        redis: address of the Redis that keeps asynchronous calls; None: they are kept in memory.
+        async_entries: asynchronous calls of one function that are held at once; beyond: 429.
+        async_bytes: bytes of all of them; one function may hold as much as is free.
+        async_body_bytes: largest body of an asynchronous call: every copy of it (queue, Redis' own file,
+            replicas of Redis) costs, what is larger belongs into a store of objects.
+        async_answer_bytes: largest answer that is passed to a callback.
+        async_per_function: asynchronous calls of one function that this gateway runs at once.
+        async_in_flight: those of all functions; a function that has none running may always begin one.
+        async_attempts: tries of a call before it is given up.
+        async_retry_s: seconds before the second try of a call or a callback; doubles up to 60, half of it is
+            random.
+        async_retry_codes: statuses of a function that are tried again.
+        async_lease_s: seconds after which a dead gateway's calls are run by another one (Redis only).
+        async_drain_s: seconds that running calls get when the gateway stops. `keystage up` gives it 5 s
+            in all, of which answers to waiting clients get 3.
+        callback_hosts: hosts to which answers may be posted, separated by commas; empty: any.
     """
 
     model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", extra="forbid", frozen=True)
@@ -31,5 +54,33 @@ class GatewaySettings(BaseSettings):
     lifeline_fd: int | None = None
     override_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     wake_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
-    upstream_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    max_waiting: int = Field(default=MAX_WAITING, gt=0)
+    timeout_s: float = Field(default=600.0, gt=0, le=MAX_S, allow_inf_nan=False)
     max_body_bytes: int = Field(default=64 << 20, gt=0)
+    redis: SecretStr | None = None
+    async_entries: int = Field(default=10_000, gt=0)
+    async_bytes: int = Field(default=256 << 20, gt=0)
+    async_body_bytes: int = Field(default=1 << 20, gt=0)
+    async_answer_bytes: int = Field(default=16 << 20, gt=0)
+    async_per_function: int = Field(default=16, gt=0)
+    async_in_flight: int = Field(default=128, gt=0)
+    async_attempts: int = Field(default=5, gt=0)
+    async_retry_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    async_retry_codes: Annotated[frozenset[int], NoDecode] = frozenset({429, 500, 502, 503, 504})
+    async_lease_s: float = Field(default=30.0, ge=0.5, allow_inf_nan=False)
+    async_drain_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    callback_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+
+    @field_validator("redis")
+    @classmethod
+    def _address(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            check_redis(value.get_secret_value())
+        return value
+
+    @field_validator("async_retry_codes", "callback_hosts", mode="before")
+    @classmethod
+    def _list(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [word.strip() for word in value.split(",") if word.strip()]
+        return value

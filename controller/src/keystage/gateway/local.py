@@ -9,29 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
+import yarl
 
 from keystage.gateway.backend import (
+    AlreadyDeployed,
     BackendUnavailable,
     BadRequest,
     Endpoint,
     FunctionState,
+    GatewayError,
     LogLine,
     UnknownFunction,
+    UnknownSecret,
 )
 from keystage.gateway.names import check_name
-from keystage.local.api import Deployment, FunctionRecord, Intent, Override, ReplicaRecord, View
+from keystage.local.api import Deployment, FunctionRecord, Intent, Load, Override, ReplicaRecord, Usage, View
 
 START_S = 10.0
 RETRY_S = 0.1
 REQUEST = aiohttp.ClientTimeout(total=10.0)
 WATCH = aiohttp.ClientTimeout(total=40.0)
+MAX_NAME_SHOWN = 1024
+"""More of a secret's name is not sent: it is too long anyhow."""
 _BASE = "http://supervisor"
 _log = logging.getLogger(__name__)
 
@@ -93,12 +101,13 @@ class LocalBackend:
     async def changed(self, timeout_s: float) -> None:
         """Waits until the view changes, at most `timeout_s` seconds."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
     async def put(self, deployment: Deployment) -> None:
         """Creates or replaces a function."""
         check_name(deployment.service)
-        await self._ask("PUT", f"/functions/{deployment.service}", deployment)
+        await self._ask("PUT", f"/functions/{deployment.service}", msgspec.json.encode(deployment))
         await self._refresh()
 
     async def delete(self, name: str) -> None:
@@ -110,13 +119,14 @@ class LocalBackend:
     async def override(self, name: str, replicas: int, expires_at_s: float) -> None:
         """Writes the override intent."""
         self.get(name)
-        await self._ask("PUT", f"/functions/{name}/intent", Intent(override=Override(replicas, expires_at_s)))
+        intent = Intent(override=Override(replicas, expires_at_s))
+        await self._ask("PUT", f"/functions/{name}/intent", msgspec.json.encode(intent))
         await self._refresh()
 
     async def wake(self, name: str) -> None:
         """Writes the wake intent."""
         self.get(name)
-        await self._ask("PUT", f"/functions/{name}/intent", Intent(wake=True))
+        await self._ask("PUT", f"/functions/{name}/intent", msgspec.json.encode(Intent(wake=True)))
 
     async def logs(self, name: str, *, tail: int | None, since_s: float) -> list[LogLine]:
         """Output of a function's replicas in order of time."""
@@ -128,6 +138,31 @@ class LocalBackend:
             replica, at_s, text = row.split("|", 2)
             lines.append(LogLine(float(at_s), replica, text))
         return lines
+
+    async def usage(self, name: str) -> Usage:
+        """What a function's replicas use together."""
+        self.get(name)
+        return msgspec.json.decode(await self._ask("GET", f"/functions/{name}/usage"), type=Usage)
+
+    async def report(self, name: str, load: Load) -> None:
+        """Tells this gateway's load."""
+        self.get(name)
+        await self._ask("PUT", f"/functions/{name}/load", msgspec.json.encode(load))
+
+    async def secrets(self) -> list[str]:
+        """Names of all secrets, sorted."""
+        return msgspec.json.decode(await self._ask("GET", "/secrets"), type=list[str])
+
+    async def put_secret(self, name: str, value: bytes, *, create: bool) -> None:
+        """Creates or replaces a secret."""
+        condition = {"If-None-Match" if create else "If-Match": "*"}
+        await self._ask(
+            "PUT", _secret_path(name), io.BytesIO(value), missing=UnknownSecret, headers=condition
+        )
+
+    async def delete_secret(self, name: str) -> None:
+        """Removes a secret."""
+        await self._ask("DELETE", _secret_path(name), missing=UnknownSecret)
 
     async def _follow(self) -> None:
         while True:
@@ -158,13 +193,17 @@ class LocalBackend:
         self,
         method: str,
         path: str,
-        body: msgspec.Struct | None = None,
+        body: bytes | io.BytesIO | None = None,
         timeout: aiohttp.ClientTimeout = REQUEST,  # noqa: ASYNC109  (aiohttp's own, per request)
+        *,
+        missing: type[GatewayError] = UnknownFunction,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         assert self._session is not None, "start() comes first"
-        data = None if body is None else msgspec.json.encode(body)
         try:
-            async with self._session.request(method, _BASE + path, data=data, timeout=timeout) as answer:
+            async with self._session.request(
+                method, yarl.URL(_BASE + path, encoded=True), data=body, timeout=timeout, headers=headers
+            ) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise BackendUnavailable(f"control socket {self._socket}: {error!r}") from error
@@ -172,10 +211,19 @@ class LocalBackend:
             return content
         message = _message(content)
         if answer.status == 404:
-            raise UnknownFunction(message)
+            raise missing(message)
         if answer.status == 400:
             raise BadRequest(message)
+        if answer.status == 412:
+            raise AlreadyDeployed(message)
         raise BackendUnavailable(f"control socket {self._socket}: status {answer.status}, {message}")
+
+
+def _secret_path(name: str) -> str:
+    """Its path on the control socket, for whatever somebody calls a secret: the rule is the supervisor's."""
+    if not name or name in (".", ".."):  # would be another path
+        raise BadRequest(f"secret name {name!r} must be a DNS subdomain")
+    return f"/secrets/{quote(name[:MAX_NAME_SHOWN], safe='')}"
 
 
 def _message(content: bytes) -> str:

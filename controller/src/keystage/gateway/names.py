@@ -1,4 +1,4 @@
-"""Function names as callers write them: `name` or `name.namespace`.
+"""Names as callers write them: functions (`name` or `name.namespace`), namespaces, secrets.
 
 Pure; used by every place that takes a name. There is one namespace, called as OpenFaaS calls it.
 """
@@ -11,7 +11,12 @@ from keystage.gateway.backend import BadRequest, UnknownFunction
 
 NAMESPACE = "openfaas-fn"
 MAX_NAME = 63
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
+MAX_SECRET_NAME = 253
+"""A DNS subdomain, as secrets are named in OpenFaaS and Kubernetes (RFC 1123)."""
+_NAME = re.compile(LABEL)
+_SECRET = re.compile(SUBDOMAIN)
 
 
 def function_name(text: str) -> str:
@@ -37,6 +42,18 @@ def check_name(name: str) -> None:
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise BadRequest(
             f"function name {name[:80]!r} must have at most {MAX_NAME} characters and match {_NAME.pattern}"
+        )
+
+
+def check_secret_name(name: str) -> None:
+    """Refuses what is no name of a secret.
+
+    Raises:
+        BadRequest: names the rule and the name.
+    """
+    if len(name) > MAX_SECRET_NAME or not _SECRET.fullmatch(name):
+        raise BadRequest(
+            f"secret name {name[:80]!r} must have at most {MAX_SECRET_NAME} characters and match {SUBDOMAIN}"
         )
 
 

@@ -2,8 +2,8 @@
 
 The hot path of the gateway, so a bare ASGI handler: any method, any path and query, bodies and
 answers streamed in both directions whatever the Accept header says. Before it: uvicorn parses
-HTTP. After it: a pooled HTTP client. A request is sent to a second replica only if nothing of it
-can have reached the first. It must not look into bodies.
+HTTP. After it: kept connections to replicas (`gateway.upstream`). A request is sent to a second
+replica only if nothing of it can have reached the first. It must not look into bodies.
 """
 
 from __future__ import annotations
@@ -11,30 +11,27 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
-import aiohttp
-import yarl
-
 from keystage.gateway.backend import Endpoint, GatewayError
-from keystage.gateway.headers import end_to_end, for_upstream
+from keystage.gateway.headers import SERVED_BY, for_client, for_replica
 from keystage.gateway.incoming import Incoming, Receive
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.names import function_name
 from keystage.gateway.replicas import RETRY_AFTER_S, Replicas
+from keystage.gateway.upstream import NotConnected, Pool, request_head
+from keystage.gateway.upstream_answer import UpstreamBroken, UpstreamError
+from keystage.gateway.upstream_connection import Connection, UpstreamSilence
 
 PREFIX = b"/function/"
-CONNECT_S = 5.0
-POOL_IDLE_S = 3.0
-"""Shorter than any server's keep-alive (uvicorn: 5 s), so that it is us who close idle connections."""
 CLIENT_GONE = 499
-READ_BUFFER_BYTES = 1 << 18
+JOINED_BYTES = 1 << 14
+"""A body up to this goes into one write with its head; beyond, a copy costs more than a second write."""
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_SKIPPED = frozenset({"User-Agent", "Accept", "Accept-Encoding", "Content-Type"})
 _log = logging.getLogger(__name__)
 
 
@@ -55,10 +52,11 @@ class _Call:
     """One invocation on its way."""
 
     function: str
-    path: str
+    target: bytes
     method: str
-    headers: list[tuple[str, str]]
+    headers: list[tuple[bytes, bytes]]
     incoming: Incoming
+    declared_bytes: int | None
     body: bytes | AsyncIterator[bytes] | None
     started_s: float
     id_headers: list[tuple[bytes, bytes]]
@@ -82,29 +80,15 @@ class Proxy:
         self._replicas = replicas
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
-        self._upstream_s = upstream_s
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = Pool(upstream_s)
 
     async def start(self) -> None:
         """Opens the connection pool."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_IDLE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._upstream_s),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_SKIPPED,
-            read_bufsize=READ_BUFFER_BYTES,
-            max_line_size=1 << 16,
-            max_field_size=1 << 16,
-        )
-        # By itself the client sends a GET again on a new connection when a kept one breaks; the
-        # replica may have begun with it, and may have died of it.
-        self._session._retry_connection = False  # noqa: SLF001  (there is no public switch)
+        await self._pool.start()
 
     async def stop(self) -> None:
         """Closes the connection pool."""
-        if self._session is not None:
-            await self._session.close()
+        await self._pool.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one invocation."""
@@ -116,7 +100,7 @@ class Proxy:
             self._replicas.check(call.function)
             self._metrics.begin(call.function)
             counted = True
-            call.body = await incoming.begin(_declared_bytes(scope))
+            call.body = await incoming.begin(call.declared_bytes)
             await self._pass(call, send)
         except GatewayError as error:
             await _refuse(call, send, error)
@@ -139,85 +123,124 @@ class Proxy:
             try:
                 await self._exchange(call, endpoint, send)
                 return
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-                # No connection, so nothing was sent: another replica may have it.
-                _log.info("%s refused a connection: %s", endpoint.replica, error)
+            except NotConnected as error:
+                # Nothing was sent: another replica may have it.
+                _log.info("%s %s", endpoint.replica, error)
                 refused.add(endpoint.replica)
-                if isinstance(call.body, AsyncIterator):
-                    call.body = call.incoming.again()
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                self._judge(call, endpoint, error)
+            except (UpstreamError, GatewayError) as error:
+                if isinstance(error, UpstreamBroken):
+                    self._replicas.suspect(endpoint)
+                _judge(call, endpoint, error)
                 return
             finally:
                 self._replicas.release(endpoint)
 
-    def _judge(self, call: _Call, endpoint: Endpoint, error: Exception) -> None:
-        """Turns a failed exchange into a refusal; an answer that has begun can only be broken off."""
-        if call.incoming.error is not None and not call.status:
-            raise call.incoming.error
-        if call.status:
-            _log.warning("%s broke off its answer: %r", endpoint.replica, error)
-            return
-        who = f"function {call.function}: replica {endpoint.replica}"
-        if isinstance(error, TimeoutError):
-            raise UpstreamSilent(f"{who} sent nothing for {self._upstream_s:g} s") from error
-        raise UpstreamFailed(f"{who} broke the connection before it answered") from error
-
     async def _exchange(self, call: _Call, endpoint: Endpoint, send: Send) -> None:
-        assert self._session is not None, "start() comes first"
-        url = yarl.URL(f"http://{endpoint.address}{call.path}", encoded=True)
-        async with self._session.request(
-            call.method, url, headers=call.headers, data=call.body, allow_redirects=False
-        ) as answer:
-            headers = end_to_end(answer.raw_headers)
+        connection = await self._pool.acquire(endpoint.address)
+        upload = None
+        try:
+            upload = await _begin_exchange(call, endpoint, connection)
+            await connection.head()
+            answer = connection.answer
+            call.status = status = answer.status
+            headers = for_client(answer.headers)
+            if status in (204, 304):
+                headers = [pair for pair in headers if pair[0] != b"content-length"]
             headers += call.id_headers
-            call.status = answer.status
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            content = answer.content
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             last = False
             while not last:
-                chunk = await content.readany()
-                last = content.at_eof()
+                chunk = await connection.read()
+                last = answer.is_complete
                 if last:
                     call.incoming.close()
                 await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+        finally:
+            if upload is not None:
+                upload.cancel()
+            self._pool.release(connection)
+
+
+async def _begin_exchange(
+    call: _Call, endpoint: Endpoint, connection: Connection
+) -> asyncio.Task[None] | None:
+    """Sends the request, or what is here of it; the task sends the rest."""
+    if call.incoming.gone:
+        await asyncio.sleep(0)  # ends here, cancelled: half a request must not look like a whole one
+    body = call.body
+    if isinstance(body, AsyncIterator):
+        head = request_head(call.method, call.target, endpoint.address, call.headers, call.declared_bytes)
+        connection.begin(call.method, head, is_whole=False)
+        return asyncio.get_running_loop().create_task(_upload(call, body, connection))
+    size = len(body) if body else 0
+    head = request_head(call.method, call.target, endpoint.address, call.headers, size)
+    if body and size <= JOINED_BYTES:
+        connection.begin(call.method, head + body, is_whole=True)
+    else:
+        connection.begin(call.method, head, is_whole=True)
+        if body:
+            connection.write(body)
+    return None
+
+
+async def _upload(call: _Call, body: AsyncIterator[bytes], connection: Connection) -> None:
+    is_chunked = call.declared_bytes is None
+    try:
+        async for part in body:
+            if part:
+                connection.write(b"%x\r\n%b\r\n" % (len(part), part) if is_chunked else part)
+                await connection.drain()
+        if not call.incoming.gone:
+            if is_chunked:
+                connection.write(b"0\r\n\r\n")
+            connection.end()
+    except Exception as error:  # noqa: BLE001  whoever waits for the answer is told, whatever it is
+        connection.fail(error)
+
+
+def _judge(call: _Call, endpoint: Endpoint, error: Exception) -> None:
+    """Turns a failed exchange into a refusal; an answer that has begun can only be broken off."""
+    if call.status:
+        _log.warning("%s: answer broken off: %s", endpoint.replica, error)
+        return
+    if isinstance(error, GatewayError):
+        raise error
+    kind = UpstreamSilent if isinstance(error, UpstreamSilence) else UpstreamFailed
+    raise kind(f"function {call.function}: replica {endpoint.replica} {error}") from error
 
 
 def _begin(scope: Scope, incoming: Incoming) -> _Call:
     raw: bytes = scope["raw_path"]
     name, slash, rest = raw[len(PREFIX) :].partition(b"/")
-    path = (slash + rest).decode("latin-1") or "/"
-    query: bytes = scope["query_string"]
-    if query:
-        path += "?" + query.decode("latin-1")
+    target = slash + rest or b"/"
+    if query := scope["query_string"]:
+        target += b"?" + query
     client = scope.get("client") or ("", 0)
-    headers = for_upstream(scope["headers"], client=client[0], scheme=scope["scheme"])
+    pairs = scope["headers"]
+    headers = for_replica(pairs, client=client[0], scheme=scope["scheme"], version=scope["http_version"])
     call_id = b""
-    for key, value in scope["headers"]:
+    declared_bytes = None
+    for key, value in pairs:
         if key == b"x-call-id":
             call_id = value
+        elif key == b"content-length":
+            declared_bytes = int(value)
     if not call_id:
-        call_id = uuid.uuid4().hex.encode()
-        headers.append(("x-call-id", call_id.decode()))
-    start = str(time.time_ns())
-    headers.append(("x-start-time", start))
+        call_id = os.urandom(16).hex().encode()
+        headers.append((b"x-call-id", call_id))
+    start = (b"x-start-time", b"%d" % time.time_ns())
+    headers.append(start)
     return _Call(
         function=name.decode("latin-1"),
-        path=path,
+        target=target,
         method=scope["method"],
         headers=headers,
         incoming=incoming,
+        declared_bytes=declared_bytes,
         body=None,
         started_s=time.monotonic(),
-        id_headers=[(b"x-call-id", call_id), (b"x-start-time", start.encode())],
+        id_headers=[(b"x-call-id", call_id), start, SERVED_BY],
     )
-
-
-def _declared_bytes(scope: Scope) -> int | None:
-    for key, value in scope["headers"]:
-        if key == b"content-length":
-            return int(value)
-    return None
 
 
 async def _refuse(call: _Call, send: Send, error: GatewayError) -> None:
@@ -228,7 +251,7 @@ async def _refuse(call: _Call, send: Send, error: GatewayError) -> None:
         (b"content-length", str(len(body)).encode()),
         *call.id_headers,
     ]
-    if error.status == 503:
+    if error.status in (429, 503):
         headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
     if error.status == 413:
         headers.append((b"connection", b"close"))

@@ -1,11 +1,14 @@
 """Finds a replica for a request, and waits for one where there is none yet.
 
 Between `gateway.proxy` (one request) and the backend's view. A known function never answers 404:
-at zero replicas its first request wakes it, and every request waits, bounded.
+at zero replicas its first request wakes it, and every request waits, bounded in time and number.
+A request that goes away (its task is cancelled) frees its place; the wake it asked for stands.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Set as AbstractSet
 
@@ -14,7 +17,15 @@ from keystage.gateway.balance import Balancer
 
 REFUSED_PAUSE_S = 0.05
 """Before a replica that refused a connection is tried again: its record changes within milliseconds."""
+SUSPECT_S = 0.05
+"""For which a replica that broke a connection gets no new request: one that dies still takes connections
+for a moment, and what is sent then is lost."""
+RECHECK_S = 1.0
+"""A wake that failed, or that its function forgot, is repeated within this."""
 RETRY_AFTER_S = 5
+MAX_WAITING = 4096
+"""Per function. A waiting request holds its connection and up to 64 KiB of its body: 256 MiB at most."""
+_log = logging.getLogger(__name__)
 
 
 class NoReplica(GatewayError):
@@ -23,14 +34,30 @@ class NoReplica(GatewayError):
     status = 503
 
 
-class Replicas:
-    """Ready replicas of every function, with the number of requests on each."""
+class TooManyWaiting(GatewayError):
+    """As many requests as may wait for a function's first replica do so already."""
 
-    def __init__(self, backend: Backend, wake_s: float) -> None:
+    status = 429
+
+
+class Replicas:
+    """Ready replicas of every function, with the number of requests on each.
+
+    Args:
+        backend: whose replicas.
+        wake_s: seconds a request waits for a replica.
+        max_waiting: requests that may wait for one function at once.
+    """
+
+    def __init__(self, backend: Backend, wake_s: float, max_waiting: int = MAX_WAITING) -> None:
         self._backend = backend
         self._wake_s = wake_s
+        self._max_waiting = max_waiting
         self._balancer = Balancer()
-        self._waking: set[str] = set()
+        self._waiting: dict[str, int] = {}
+        self._wakes: dict[str, asyncio.Task[None]] = {}
+        self._suspects: dict[str, float] = {}
+        """Replicas that broke a connection a moment ago, until when (monotonic seconds)."""
 
     def check(self, function: str) -> None:
         """Refuses a function that is not deployed.
@@ -40,9 +67,17 @@ class Replicas:
         """
         self._backend.get(function)
 
+    def waiting(self, function: str) -> int:
+        """Requests that wait for a replica of a function now."""
+        return self._waiting.get(function, 0)
+
     def release(self, endpoint: Endpoint) -> None:
         """Gives back what `acquire` gave."""
         self._balancer.release(endpoint)
+
+    def suspect(self, endpoint: Endpoint) -> None:
+        """Tells that a replica broke a connection before it had answered: it may be dying."""
+        self._suspects[endpoint.replica] = time.monotonic() + SUSPECT_S
 
     async def acquire(self, function: str, waited_since_s: float, refused: AbstractSet[str]) -> Endpoint:
         """Picks a ready replica, waiting for one if need be.
@@ -53,34 +88,61 @@ class Replicas:
             refused: replicas that refused its connection; taken again only after a pause.
 
         Raises:
-            UnknownFunction: it is not deployed.
+            UnknownFunction: it is not deployed, or was removed meanwhile.
             NoReplica: none was ready in time.
+            TooManyWaiting: too many requests wait already.
         """
+        endpoint = self._pick(self._backend.get(function), refused)
+        if endpoint is not None:
+            return endpoint
+        waiting = self._waiting.get(function, 0)
+        if waiting >= self._max_waiting:
+            raise TooManyWaiting(
+                f"function {function} has no ready replica and {waiting} requests wait for one, "
+                f"at most {self._max_waiting} may"
+            )
+        self._waiting[function] = waiting + 1
+        try:
+            return await self._wait(function, waited_since_s, refused)
+        finally:
+            left = self._waiting.pop(function) - 1
+            if left:
+                self._waiting[function] = left
+
+    def _pick(self, state: FunctionState, refused: AbstractSet[str]) -> Endpoint | None:
+        if self._suspects:
+            now_s = time.monotonic()
+            self._suspects = {replica: until for replica, until in self._suspects.items() if until > now_s}
+            refused = {*refused, *self._suspects}
+        return self._balancer.acquire(state.ready, refused)
+
+    async def _wait(self, function: str, waited_since_s: float, refused: AbstractSet[str]) -> Endpoint:
         while True:
             state = self._backend.get(function)
-            endpoint = self._balancer.acquire(state.ready, refused)
+            endpoint = self._pick(state, refused)
             if endpoint is not None:
                 return endpoint
             left_s = waited_since_s + self._wake_s - time.monotonic()
             if left_s <= 0:
+                endpoint = self._balancer.acquire(state.ready, refused)  # a suspect is better than none
+                if endpoint is not None:
+                    return endpoint
                 raise NoReplica(self._why(function, state))
-            if state.replicas == 0 and not state.waking and function not in self._waking:
-                await self._wake(function)
-                continue
-            if not state.ready:
-                refused = frozenset()
-                await self._backend.changed(left_s)
-            else:
-                await self._backend.changed(min(left_s, REFUSED_PAUSE_S))
-                refused = frozenset()
+            if state.replicas == 0 and not state.waking and function not in self._wakes:
+                self._wakes[function] = asyncio.get_running_loop().create_task(self._wake(function))
+            await self._backend.changed(min(left_s, REFUSED_PAUSE_S if state.ready else RECHECK_S))
+            refused = frozenset()
 
     async def _wake(self, function: str) -> None:
-        self._waking.add(function)
+        """Wakes for everybody who waits: one goes away, the others still need it."""
         try:
             await self._backend.wake(function)
             await self._backend.changed(REFUSED_PAUSE_S)
+        except GatewayError as error:
+            _log.warning("function %s could not be woken: %s", function, error)
+            await asyncio.sleep(REFUSED_PAUSE_S)
         finally:
-            self._waking.discard(function)
+            del self._wakes[function]
 
     def _why(self, function: str, state: FunctionState) -> str:
         trouble = f" ({'; '.join(state.trouble)})" if state.trouble else ""

@@ -1,21 +1,52 @@
 """JSON bodies of the OpenFaaS REST API (faas-provider `types`, MIT), field names as they are there.
 
-Used by `gateway.rest`. Must not do anything but convert.
+Used by `gateway.rest*`, and by `gateway.openapi` as schemas: what an annotation's `Meta` says of a
+bound is for the document, the code that enforces it names the value too. A member that is null
+counts as absent and an unknown one is ignored, as Go programs read JSON. Must not do anything but
+convert.
 """
 # ruff: noqa: N815  (names are fixed by the OpenFaaS API)
 
 from __future__ import annotations
 
 import datetime as dt
-import math
+import json
 import platform
-from collections.abc import Mapping
 from importlib import metadata
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from keystage.gateway.backend import BadRequest, FunctionState, LogLine
-from keystage.gateway.names import NAMESPACE
+from keystage.gateway.backend import FunctionState, LogLine
+from keystage.gateway.names import LABEL, MAX_NAME, MAX_SECRET_NAME, NAMESPACE, SUBDOMAIN
+from keystage.local.api import Deployment, Usage
+from keystage.local.labels import MAX_REPLICAS
+
+_BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_NO_NUL = r"^[^\u0000]*$"
+
+
+def _as(**schema: Any) -> Meta:
+    return Meta(extra_json_schema=schema)
+
+
+Name = Annotated[str, _as(pattern=f"^{LABEL}$", maxLength=MAX_NAME)]
+NameOfSecret = Annotated[str, _as(pattern=f"^{SUBDOMAIN}$", maxLength=MAX_SECRET_NAME)]
+Namespace = Annotated[str, _as(enum=["", NAMESPACE])] | None
+Text = Annotated[str, _as(pattern=_NO_NUL)]
+Texts = dict[str, str]
+Time = Annotated[str, _as(format="date-time")]
+Millicores = Annotated[float, Meta(description="CPU cores times 1000", extra_json_schema={"minimum": 0})]
+Count = Annotated[int, _as(minimum=0)]
+Environment = Annotated[dict[str, Text], _as(propertyNames={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"})]
+
+
+class FunctionUsage(msgspec.Struct, frozen=True):
+    """What all replicas of a function use together."""
+
+    cpu: Millicores
+    totalMemoryBytes: Count
 
 
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,34 +55,84 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     name: str
     image: str
     namespace: str
-    replicas: int = msgspec.field(default=-1)
-    availableReplicas: int = msgspec.field(default=-1)
-    invocationCount: int = msgspec.field(default=-1)
-    createdAt: str
+    replicas: Count
+    availableReplicas: Count
+    invocationCount: Count
+    createdAt: Time
     envProcess: str = ""
-    envVars: dict[str, str] = {}
+    envVars: Texts = {}
     constraints: list[str] = []
     secrets: list[str] = []
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    limits: dict[str, str] | None = None
-    requests: dict[str, str] | None = None
+    labels: Texts
+    annotations: Texts
+    limits: Texts | None = None
+    requests: Texts | None = None
     readOnlyRootFilesystem: bool = False
+    usage: FunctionUsage | None = None
+
+
+class FunctionDeployment(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST and PUT /system/functions."""
+
+    service: Name
+    image: str | None = None
+    namespace: Namespace = None
+    envProcess: Text | None = None
+    envVars: Environment | None = None
+    constraints: list[str] | None = None
+    secrets: list[NameOfSecret] | None = None
+    labels: Texts | None = None
+    annotations: Texts | None = None
+    limits: Texts | None = None
+    requests: Texts | None = None
+    readOnlyRootFilesystem: bool | None = None
+
+    def deployment(self) -> Deployment:
+        """The same without nulls."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Deployment(**{name: value for name, value in given.items() if value is not None})
 
 
 class DeleteFunctionRequest(msgspec.Struct, frozen=True):
     """Body of DELETE /system/functions."""
 
     functionName: str
-    namespace: str = ""
+    namespace: Namespace = None
 
 
 class ScaleServiceRequest(msgspec.Struct, frozen=True):
     """Body of POST /system/scale-function/{name}."""
 
-    replicas: int
-    serviceName: str = ""
-    namespace: str = ""
+    replicas: Annotated[int, _as(minimum=0, maximum=MAX_REPLICAS)]
+    serviceName: str | None = None
+    namespace: Namespace = None
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """Body of POST and PUT /system/secrets: exactly one of `value` and `rawValue` (base64)."""
+
+    name: NameOfSecret
+    namespace: Namespace = None
+    value: str | None = None
+    rawValue: Annotated[bytes, _as(pattern=_BASE64)] | None = None
+
+    def __repr__(self) -> str:
+        return f"Secret({self.name!r}, ...)"
+
+
+class SecretName(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A secret without its value: a row of the list, and the body of DELETE /system/secrets."""
+
+    name: NameOfSecret
+    namespace: Namespace = None
+
+
+class FunctionNamespace(msgspec.Struct, frozen=True):
+    """A namespace."""
+
+    name: str
+    annotations: Texts | None = None
+    labels: Texts | None = None
 
 
 class LogMessage(msgspec.Struct, frozen=True):
@@ -60,60 +141,38 @@ class LogMessage(msgspec.Struct, frozen=True):
     name: str
     namespace: str
     instance: str
-    timestamp: str
+    timestamp: Time
     text: str
 
 
-class LogQuery(msgspec.Struct, frozen=True):
-    """Query of GET /system/logs.
+class VersionInfo(msgspec.Struct, frozen=True):
+    """What was built."""
 
-    Attributes:
-        name: function.
-        namespace: namespace.
-        instance: only this replica.
-        tail: newest lines at most, None for all.
-        since_s: only later lines, Unix seconds.
-        follow: go on with new lines.
-    """
+    commit_message: str
+    sha: str
+    release: str
 
-    name: str
-    namespace: str
-    instance: str
-    tail: int | None
-    since_s: float
-    follow: bool
 
-    @staticmethod
-    def parse(query: Mapping[str, str]) -> LogQuery:
-        """Reads query parameters.
+class ProviderInfo(msgspec.Struct, frozen=True):
+    """Who runs functions."""
 
-        Raises:
-            BadRequest: names the parameter and what it held.
-        """
-        if not query.get("name"):
-            raise BadRequest("query parameter name is missing: which function's logs?")
-        tail = query.get("tail", "")
-        if tail and not (tail.lstrip("-").isascii() and tail.lstrip("-").isdigit()):
-            raise BadRequest(f"query parameter tail must be an integer, not {tail[:80]!r}")
-        since = query.get("since", "")
-        since_s = 0.0
-        if since:
-            try:
-                since_s = dt.datetime.fromisoformat(since).timestamp()
-            except (ValueError, OverflowError):
-                since_s = math.nan
-            if not 0 <= since_s < math.inf:
-                raise BadRequest(f"query parameter since must be an RFC 3339 time, not {since[:80]!r}")
-        follow = query.get("follow", "").lower()
-        return LogQuery(
-            name=query["name"],
-            namespace=query.get("namespace", ""),
-            instance=query.get("instance", ""),
-            # faas-cli sends -1 for all lines.
-            tail=int(tail[:9]) if tail and not tail.startswith("-") else None,
-            since_s=since_s,
-            follow=follow in ("1", "true"),
-        )
+    provider: str
+    version: VersionInfo
+    orchestration: str
+
+
+class GatewayInfo(msgspec.Struct, frozen=True):
+    """Answer of GET /system/info."""
+
+    provider: ProviderInfo
+    version: VersionInfo
+    arch: str
+
+
+class Telemetry(msgspec.Struct, frozen=True):
+    """Answer of GET /system/telemetry: nothing is sent anywhere."""
+
+    enabled: bool = False
 
 
 def rfc3339(at_s: float) -> str:
@@ -126,7 +185,7 @@ def log_message(name: str, line: LogLine) -> LogMessage:
     return LogMessage(name, NAMESPACE, line.replica, rfc3339(line.at_s), line.text)
 
 
-def function_status(state: FunctionState, invocations: int) -> FunctionStatus:
+def function_status(state: FunctionState, invocations: int, usage: Usage | None = None) -> FunctionStatus:
     """A function as OpenFaaS describes it."""
     d = state.deployment
     return FunctionStatus(
@@ -141,24 +200,26 @@ def function_status(state: FunctionState, invocations: int) -> FunctionStatus:
         envVars=d.envVars,
         constraints=d.constraints,
         secrets=d.secrets,
-        labels=d.labels,
+        # OpenFaaS's own label of a function; clients written in Go read both maps unasked.
+        labels={"faas_function": d.service, **d.labels},
         annotations=d.annotations,
         limits=d.limits,
         requests=d.requests,
         readOnlyRootFilesystem=d.readOnlyRootFilesystem,
+        usage=None if usage is None else FunctionUsage(usage.cpu_cores * 1000, usage.memory_bytes),
     )
 
 
-def _version() -> dict[str, str]:
+def _version() -> VersionInfo:
+    """Release and, where it was installed from a repository, the commit."""
     try:
-        release = metadata.version("keystage")
+        package = metadata.distribution("keystage")
     except metadata.PackageNotFoundError:
-        release = "0+source"
-    return {"commit_message": "", "sha": "", "release": release}
+        return VersionInfo("", "unknown", "0+source")
+    source = json.loads(package.read_text("direct_url.json") or "{}")
+    return VersionInfo("", source.get("vcs_info", {}).get("commit_id", "unknown"), package.version)
 
 
-GATEWAY_INFO: dict[str, object] = {
-    "provider": {"provider": "keystage-local", "version": _version(), "orchestration": "keystage"},
-    "version": _version(),
-    "arch": platform.machine(),
-}
+GATEWAY_INFO = GatewayInfo(
+    ProviderInfo("keystage-local", _version(), "keystage"), _version(), platform.machine()
+)

@@ -13,7 +13,13 @@ restarted without ending a replica. HTTP with JSON bodies over the UNIX socket `
     PUT    /functions/{name}/replicas      Desired -> FunctionRecord (controller only)
     PUT    /functions/{name}/cpu           Cpu -> FunctionRecord (controller only)
     PUT    /key-stages                     KeyStageList -> 204 (controller only): what is kept in memory
+    PUT    /functions/{name}/load          Load -> 204 (gateways only): what one gateway has in hand
+    GET    /functions/{name}/usage         -> Usage
     GET    /functions/{name}/logs?tail=&since= -> text, one line each, `replica|unix_s|line`
+    GET    /secrets                        -> list[str], names only; values are never read back
+    PUT    /secrets/{name}                 raw bytes -> 201 (created) or 204 (replaced); 412 if it exists and
+                                              `If-None-Match: *` is given, 404 if not and `If-Match: *` is
+    DELETE /secrets/{name}                 -> 204 (404)
     GET    /replicas                       -> list[ReplicaRecord]
     GET    /nodes                          -> list[NodeRecord]
     GET    /starts                         -> list[StartRecord], the newest 1000, oldest first
@@ -21,7 +27,7 @@ restarted without ending a replica. HTTP with JSON bodies over the UNIX socket `
                                               anything changes, at the latest after 20 s
     GET    /healthz                        -> 200
 
-Errors are JSON `{"error": "..."}` with status 400 or 404.
+Errors are JSON `{"error": "..."}` with status 400, 404 or 412.
 """
 
 from __future__ import annotations
@@ -87,6 +93,29 @@ class Desired(msgspec.Struct, frozen=True):
     decided_at_s: float = 0.0
 
 
+class Load(msgspec.Struct, frozen=True):
+    """What one gateway knows of a function's load; it replaces what that gateway told before.
+
+    Attributes:
+        gateway: the gateway's own name, new with each of its starts.
+        in_flight: requests it has now, waiting ones included.
+        started: requests since it started, never falling.
+        at_s: when the supervisor heard it (Unix seconds; set there).
+    """
+
+    gateway: str
+    in_flight: int
+    started: int
+    at_s: float = 0.0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a function's replicas use together: CPU cores over the last seconds; memory (PSS or RSS)."""
+
+    cpu_cores: float
+    memory_bytes: int
+
+
 class KeyStageList(msgspec.Struct, frozen=True):
     """Key stages of one pipeline, the most important first; replaces its last list."""
 
@@ -111,6 +140,7 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
         wake: see `Intent`.
         generation: grows with every redeploy; replicas of an older one are replaced.
         cores: CPU cores of each replica, None: as deployed (`KEYSTAGE_THREADS`, no affinity).
+        loads: the newest of every gateway heard of lately; only in answers to GET /functions, in memory.
     """
 
     deployment: Deployment
@@ -120,6 +150,7 @@ class FunctionRecord(msgspec.Struct, frozen=True, kw_only=True):
     wake: bool = False
     generation: int = 1
     cores: float | None = None
+    loads: tuple[Load, ...] = ()
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,9 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from keystage.local.durations import MAX_S
 from keystage.local.ledger import Bounds
+from keystage.local.program import TIMEOUT_S
 
 MAX_BASE = 24
 """Characters: with `/ks-xxxxxxxx/`, a pipeline's name of 63 and `.router` a socket's path has 107 bytes."""
@@ -28,6 +30,7 @@ class LocalSettings(BaseSettings):
             function's own KEYSTAGE_DRAIN_S wins.
         start_limit_s: seconds a replica may take to become ready before it is started anew; loading
             gigabytes from a slow disk takes minutes, a hang is for ever.
+        timeout_s: longest that a function may take; told to functions and to the gateway.
         keysmanager_off: start every replica as a plain process, without a KeysManager.
         node: name of this node where there is only one, empty: the host's.
         shutdown_s: seconds all processes together get to end when `up` ends.
@@ -41,6 +44,7 @@ class LocalSettings(BaseSettings):
     drain_s: float = Field(default=60.0, ge=0.0, allow_inf_nan=False)
     start_limit_s: float = Field(default=600.0, gt=0.0, allow_inf_nan=False)
     shutdown_s: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
+    timeout_s: float = Field(default=TIMEOUT_S, gt=0.0, le=MAX_S, allow_inf_nan=False)
     keysmanager_off: bool = False
     node: str = ""
     lifeline_fd: int | None = None

@@ -15,13 +15,15 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent, KeyStageList
+from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent, KeyStageList, Load
 from keystage.local.errors import BadDeployment, LocalError
 from keystage.local.events import CoresSet, Deployed, Intended, Removed, Scaled
+from keystage.local.secret_store import MAX_VALUE_BYTES
 from keystage.local.supervisor import Supervisor
 
 WATCH_S = 20.0
-MAX_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = MAX_VALUE_BYTES + 4096
+"""A little more than the largest secret, whose own check names it."""
 T = TypeVar("T")
 
 
@@ -37,6 +39,8 @@ async def _errors(
         return await handler(request)
     except LocalError as error:
         return _json({"error": str(error)}, error.status)
+    except web.HTTPRequestEntityTooLarge:
+        return _json({"error": f"body has more than {MAX_BODY_BYTES} bytes"}, 400)
 
 
 async def _body(request: web.Request, kind: type[T]) -> T:
@@ -73,7 +77,12 @@ class Control:
         app.router.add_put("/functions/{name}/intent", self._intend)
         app.router.add_put("/functions/{name}/replicas", self._scale)
         app.router.add_put("/functions/{name}/cpu", self._set_cores)
+        app.router.add_put("/functions/{name}/load", self._load)
+        app.router.add_get("/functions/{name}/usage", self._usage)
         app.router.add_get("/functions/{name}/logs", self._logs)
+        app.router.add_get("/secrets", self._secrets)
+        app.router.add_put("/secrets/{name}", self._put_secret)
+        app.router.add_delete("/secrets/{name}", self._delete_secret)
         app.router.add_get("/replicas", self._replicas)
         app.router.add_put("/key-stages", self._key_stages)
         app.router.add_get("/nodes", self._nodes)
@@ -94,10 +103,10 @@ class Control:
         return web.Response(text="ok\n")
 
     async def _functions(self, _: web.Request) -> web.Response:
-        return _json(self._supervisor.view().functions)
+        return _json(self._supervisor.loaded())
 
     async def _function(self, request: web.Request) -> web.Response:
-        return _json(self._record(request))
+        return _json(self._supervisor.loaded(request.match_info["name"])[0])
 
     async def _deploy(self, request: web.Request) -> web.Response:
         deployment = await _body(request, Deployment)
@@ -126,6 +135,31 @@ class Control:
         cpu = await _body(request, Cpu)
         self._supervisor.handle(CoresSet(request.match_info["name"], cpu.cores))
         return _json(self._record(request))
+
+    async def _load(self, request: web.Request) -> web.Response:
+        self._supervisor.hear(request.match_info["name"], await _body(request, Load))
+        return web.Response(status=204)
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        return _json(await self._supervisor.usage(request.match_info["name"]))
+
+    async def _secrets(self, _: web.Request) -> web.Response:
+        return _json(await asyncio.to_thread(self._supervisor.secrets.names))
+
+    async def _put_secret(self, request: web.Request) -> web.Response:
+        name, value = request.match_info["name"], await request.read()
+        create = None
+        if request.headers.get("If-None-Match") == "*":
+            create = True
+        elif request.headers.get("If-Match") == "*":
+            create = False
+        # Not in a thread: two requests for one name must not both create it.
+        is_new = self._supervisor.secrets.put(name, value, create=create)
+        return web.Response(status=201 if is_new else 204)
+
+    async def _delete_secret(self, request: web.Request) -> web.Response:
+        self._supervisor.secrets.delete(request.match_info["name"])
+        return web.Response(status=204)
 
     async def _logs(self, request: web.Request) -> web.Response:
         tail = _number(request, "tail", -1.0)

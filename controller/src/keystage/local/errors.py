@@ -33,6 +33,24 @@ class UnknownFunction(LocalError):
     exit_code = 2
 
 
+class BadSecret(BadDeployment):
+    """A secret's name or value that is out of bounds, or a deployment that names one which is not there."""
+
+
+class UnknownSecret(LocalError):
+    """No secret of that name."""
+
+    status = 404
+    exit_code = 2
+
+
+class SecretExists(LocalError):
+    """A secret that was to be created exists."""
+
+    status = 412
+    exit_code = 2
+
+
 class CorruptState(LocalError):
     """A file of the state folder cannot be read; names file and line."""
 

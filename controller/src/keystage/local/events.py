@@ -54,6 +54,14 @@ class CoresSet:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Loaded:
+    """Gateways have so many requests in hand for a function."""
+
+    function: str
+    in_flight: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Started:
     """A process was started; `via`, `source` and `note` as in `api.ReplicaRecord`."""
 
@@ -93,7 +101,7 @@ class Ticked:
 
 
 Event: TypeAlias = (
-    Deployed | Removed | Intended | Scaled | CoresSet | Started | Answered | Missed | Exited | Ticked
+    Deployed | Removed | Intended | Scaled | CoresSet | Loaded | Started | Answered | Missed | Exited | Ticked
 )
 
 

@@ -7,6 +7,7 @@ Opened first by `local.up`, closed last. Layout:
     credentials/basic-auth-user, credentials/basic-auth-password    files of mode 0600
     credentials/keysmanager-token, credentials/wire-key             likewise, between nodes
     keysmanager/<node>/      state of a node's KeysManager: history, disk cache
+    secrets/<name>           secrets, files of mode 0600 in a folder of mode 0700
     functions.json           deployed functions, one per line
     bundles/ logs/ decisions.jsonl
 
@@ -62,6 +63,16 @@ class Home:
     def bundles(self) -> Path:
         """Folder of bundles made by `keystage split`."""
         return self.path / "bundles"
+
+    @property
+    def secrets(self) -> Path:
+        """Folder of the functions' secrets."""
+        return self.path / "secrets"
+
+    @property
+    def replica_secrets(self) -> Path:
+        """Folder of the copies that replicas read; it goes with the run folder."""
+        return self.run / "secrets"
 
     @property
     def credentials(self) -> Path:

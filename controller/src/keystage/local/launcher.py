@@ -107,6 +107,10 @@ class Launcher:
         self._forking[start.replica] = forking
         forking.add_done_callback(lambda task: self._fork_over(start.replica, task, output))
 
+    def refuse(self, replica: str, reason: str) -> None:
+        """A replica that cannot be started: `exited` tells why."""
+        self._exit(replica, reason)
+
     def terminate(self, replica: str) -> None:
         """Tells a replica to finish its work and exit."""
         self._give_up_fork(replica)

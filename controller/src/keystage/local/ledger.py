@@ -7,8 +7,10 @@ is tested without a process.
 
 A replica's states: starting -> ready -> draining -> gone; failed while a crashed one waits for
 its successor. Scale-down and updates are two-phase: out of routing first (`draining`), told to
-stop `linger_s` later, when whoever routes has seen it. Where there are several nodes, a replica
-goes to the one that the controller named, else to the one that `spread` chooses.
+stop `linger_s` later, when whoever routes has seen it; the last ones of a plain function when gateways
+have nothing in hand for it any longer (a request may have come while the decision was made). Where
+there are several nodes, a replica goes to the one that the controller named, else to the one that
+`spread` chooses.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from keystage.local.events import (
     Instruction,
     Intended,
     Kill,
+    Loaded,
     Missed,
     Removed,
     Scaled,
@@ -44,6 +47,7 @@ from keystage.local.program import (
     check,
     check_cores,
     check_replicas,
+    role,
     threads_of,
     upkeep,
     with_threads,
@@ -79,6 +83,8 @@ class _Replica:
     retry_at_s: float = 0.0
     drain_since_s: float = 0.0
     terminated: bool = False
+    is_last: bool = False
+    """Its function goes to zero: what gateways have in hand is its work, and is waited for."""
     fault: str = ""
     """Why we killed it, when we did."""
 
@@ -117,6 +123,7 @@ class Ledger:
         self._upkeep: dict[str, Upkeep] = {}
         self._numbers: dict[str, int] = {}
         self._nodes = tuple(nodes)
+        self._in_flight: dict[str, int] = {}
         self._places: dict[str, Places] = {}
         """What the controller last said of a function's places."""
 
@@ -152,12 +159,17 @@ class Ledger:
                 self._get(name)
                 del self.functions[name], self._upkeep[name]
                 self._places.pop(name, None)
+                self._in_flight.pop(name, None)
             case Intended(name, intent):
                 self._intend(name, intent)
             case Scaled(name, replicas, sites, victims, decided_at_s):
                 check_replicas(name, replicas)
                 self.functions[name] = msgspec.structs.replace(self._get(name), desired=replicas)
                 self._places[name] = Places(sites, victims, decided_at_s)
+            case Loaded(name, in_flight):
+                self._get(name)
+                self._in_flight[name] = in_flight
+                return []
             case CoresSet(name, cores):
                 return list(self._set_cores(name, cores))
             case Started(replica, pid, address, via, source, note):
@@ -261,10 +273,15 @@ class Ledger:
                     yield Kill(name)
             elif replica.state == "draining":
                 since = at_s - replica.drain_since_s
-                if not replica.terminated and since >= self._bounds.linger_s:
+                wait_s = self._bounds.linger_s
+                is_waited_for = replica.is_last and not replica.terminated
+                if is_waited_for and self._in_flight.get(replica.record.function, 0) > 0:
+                    wait_s = max(wait_s, replica.drain_s)
+                if not replica.terminated and since >= wait_s:
                     replica.terminated = True
+                    replica.drain_since_s = at_s - self._bounds.linger_s
                     yield Terminate(name)
-                elif since >= self._bounds.linger_s + replica.drain_s and not replica.fault:
+                elif since >= wait_s + replica.drain_s and not replica.fault:
                     replica.fault = f"did not finish within {replica.drain_s:g} s"
                     yield Kill(name)
 
@@ -354,6 +371,8 @@ class Ledger:
         served = replica.state == "ready"
         replica.set(state="draining")
         replica.drain_since_s = at_s
+        record = self.functions.get(replica.record.function)
+        replica.is_last = record is not None and record.desired == 0 and role(record.deployment) == "function"
         if not served:
             replica.terminated = True
             yield Terminate(replica.record.replica)

@@ -36,7 +36,9 @@ class Lifeline:
 
 
 def _end_group(lifeline_fd: int) -> None:
-    select.select([lifeline_fd], [], [])
+    poll = select.poll()  # unlike `select.select` it takes descriptors above 1023
+    poll.register(lifeline_fd, select.POLLIN)
+    poll.poll()
     os.killpg(0, signal.SIGTERM)
     time.sleep(GRACE_S)
     os.killpg(0, signal.SIGKILL)
@@ -73,13 +75,23 @@ def guard(argv: list[str], lifeline_fd: int) -> int:
 
 
 def main() -> int:
-    """Entry of `python -m keystage.local.lifeline -- argv`."""
-    if len(sys.argv) < 3 or sys.argv[1] != "--":
-        sys.stderr.write("usage: python -m keystage.local.lifeline -- program [argument ...]\n")
+    """Entry of `python -m keystage.local.lifeline [--secrets FOLDER] -- argv`."""
+    words = sys.argv[1:]
+    secrets = ""
+    if words[:1] == ["--secrets"]:
+        secrets, words = words[1], words[2:]
+    if len(words) < 2 or words[0] != "--":
+        sys.stderr.write(
+            "usage: python -m keystage.local.lifeline [--secrets FOLDER] -- program [argument ...]\n"
+        )
         return 2
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
-    return guard(sys.argv[2:], int(os.environ[LIFELINE]))
+    if secrets:
+        from keystage.local.private_mount import show
+
+        show(secrets)  # where it cannot be, `secret_mount_path` says where they are
+    return guard(words[1:], int(os.environ[LIFELINE]))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import aiohttp
 
 from keystage.local.program import Program
 
+TOO_MANY = 429
+UNAVAILABLE = 503
 READY_PATH = "/_/ready"
 HEALTH_PATH = "/_/health"
 READY_EVERY_S = 0.05
@@ -40,26 +42,44 @@ async def follow(
     """
     await _until_ready(session, program, address)
     answered()
+    path = program.health_path or HEALTH_PATH
     while True:
         await asyncio.sleep(HEALTH_EVERY_S)
-        status = await _status(session, f"http://{address}{HEALTH_PATH}", HEALTH_TIMEOUT_S)
-        if status is not None and (status < 300 or _is_foreign_answer(program, status)):
+        status = await _status(session, f"http://{address}{path}", HEALTH_TIMEOUT_S)
+        if is_well(program, status, is_stated=bool(program.health_path)) or status == TOO_MANY:
             answered()
         else:
             missed()
 
 
 async def _until_ready(session: aiohttp.ClientSession, program: Program, address: str) -> None:
+    path = program.ready_path or READY_PATH
     while True:
-        status = await _status(session, f"http://{address}{READY_PATH}", READY_TIMEOUT_S)
-        if status is not None and (status == 200 or _is_foreign_answer(program, status)):
+        status = await _status(session, f"http://{address}{path}", READY_TIMEOUT_S)
+        if is_well(program, status, is_stated=bool(program.ready_path)):
             return
         await asyncio.sleep(READY_EVERY_S)
 
 
-def _is_foreign_answer(program: Program, status: int) -> bool:
-    # A foreign server may not have our paths; that it speaks HTTP is all that can be asked.
-    return not program.answers_ready and (status < 300 or status in (401, 403, 404, 405, 501))
+def is_well(program: Program, status: int | None, *, is_stated: bool) -> bool:
+    """Whether a probe's answer says yes.
+
+    Our own programs answer 200. A path that the deployer stated must answer 200..399, as Kubernetes has it.
+    A foreign server without one may not have our paths at all: that it speaks HTTP is all that can be asked,
+    but 503 and 429 are how OpenFaaS' watchdog says "not now".
+
+    Args:
+        program: what was asked.
+        status: its answer, None without one.
+        is_stated: the path is the deployer's.
+    """
+    if status is None:
+        return False
+    if program.answers_ready:
+        return status == 200
+    if is_stated:
+        return 200 <= status < 400
+    return status not in (TOO_MANY, UNAVAILABLE)
 
 
 async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int | None:

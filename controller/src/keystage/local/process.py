@@ -206,7 +206,9 @@ def spawn(
             else:
                 server.close()
                 env |= {"KEYSTAGE_HTTP": address, "PORT": str(port)}
-                argv = (sys.executable, "-m", "keystage.local.lifeline", "--", *with_port(argv, port))
+                secrets = ("--secrets", program.secrets) if program.secrets else ()
+                guard = (sys.executable, "-m", "keystage.local.lifeline", *secrets, "--")
+                argv = (*guard, *with_port(argv, port))
         popen = subprocess.Popen(
             argv,
             env=env,

@@ -17,19 +17,31 @@ from pathlib import Path
 
 import msgspec
 
+from keystage.local import labels
 from keystage.local.api import Deployment
+from keystage.local.durations import go_duration
 from keystage.local.errors import BadDeployment
+from keystage.local.secret_store import MOUNT_VARIABLE
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 MAX_NAME = 63
-MAX_REPLICAS = 1000
+MAX_REPLICAS = labels.MAX_REPLICAS
 MAX_CORES = 1024
-MIN_LABEL = "com.openfaas.scale.min"
+MIN_LABEL = labels.MIN
+NAMESPACE = "openfaas-fn"
+"""The one namespace there is, as functions are told it."""
+READY_ANNOTATION = "com.openfaas.ready.http.path"
+HEALTH_ANNOTATION = "com.openfaas.health.http.path"
+TIMEOUT_S = 600.0
+"""Longest that a function may take, where nothing else is said."""
 ROLES = ("stage", "router", "function")
 _MODULES = {"stage": "keystage.worker.app", "router": "keystage.router.app"}
 SHARING = ("shared", "private")
 """KEYSTAGE_SHARING: all replicas of a stage on a node share its parameters, or each has a copy of its own."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PROBE_PATH = re.compile(r"/[!-~]{0,1023}")
+_TIMEOUT_VARIABLES = ("read_timeout", "write_timeout", "exec_timeout")
+"""How OpenFaaS tells a function its time limits, as Go durations."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -60,6 +72,9 @@ class Program:
             otherwise on the port named by `PORT`.
         answers_ready: it must answer 200 on `/_/ready`; foreign programs may not know that path, an
             open port is enough there.
+        ready_path: where its deployer says that it tells its readiness, empty: nowhere in particular.
+        health_path: likewise its health.
+        secrets: folder of its secrets, empty: it has none.
         serves_http: it has an HTTP server at all.
         module: our own module it runs, empty for a foreign program; a KeysManager can fork what has one.
         tells_start: it answers `GET /_/start`.
@@ -71,6 +86,9 @@ class Program:
     env: Mapping[str, str]
     takes_socket: bool = True
     answers_ready: bool = True
+    ready_path: str = ""
+    health_path: str = ""
+    secrets: str = ""
     serves_http: bool = True
     module: str = ""
     tells_start: bool = False
@@ -106,11 +124,13 @@ def check(deployment: Deployment) -> None:
             f"function {deployment.service}: KEYSTAGE_SHARING must be one of {', '.join(SHARING)}, "
             f"not {sharing!r}"
         )
-    if deployment.secrets:
-        raise BadDeployment(
-            f"function {deployment.service}: secrets ({', '.join(deployment.secrets)}) are not offered by "
-            "the local backend"
-        )
+    for annotation in (READY_ANNOTATION, HEALTH_ANNOTATION):
+        path = deployment.annotations.get(annotation, "/")
+        if not _PROBE_PATH.fullmatch(path):
+            raise BadDeployment(
+                f"function {deployment.service}: annotation {annotation} must be a path of at most 1024 "
+                f"characters, not {path[:80]!r}"
+            )
     if kind == "function":
         _command(deployment)
     else:
@@ -174,12 +194,11 @@ def upkeep(deployment: Deployment) -> Upkeep:
         BadDeployment: a number is none, or out of bounds.
     """
     name = deployment.service
-    text = deployment.labels.get(MIN_LABEL, "1")
+    kind = role(deployment)
     try:
-        initial = int(text)
-    except ValueError:
-        raise BadDeployment(f"function {name}: label {MIN_LABEL} must be an integer, not {text!r}") from None
-    check_replicas(name, initial)
+        scale = labels.parse(deployment.labels, kind)
+    except ValueError as error:
+        raise BadDeployment(f"function {name}: {error}") from None
     drain_s = None
     if "KEYSTAGE_DRAIN_S" in deployment.envVars:
         text = deployment.envVars["KEYSTAGE_DRAIN_S"]
@@ -189,11 +208,18 @@ def upkeep(deployment: Deployment) -> Upkeep:
             drain_s = math.nan
         if not 0 <= drain_s < math.inf:
             raise BadDeployment(f"function {name}: KEYSTAGE_DRAIN_S must be seconds, not {text!r}")
-    return Upkeep(initial, role(deployment) == "router", drain_s)
+    return Upkeep(scale.min, kind == "router", drain_s)
 
 
 def program(
-    deployment: Deployment, *, replica: str, run: Path, inherited: Mapping[str, str], router: str = ""
+    deployment: Deployment,
+    *,
+    replica: str,
+    run: Path,
+    inherited: Mapping[str, str],
+    router: str = "",
+    secrets: Path | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Program:
     """Command and environment of one replica.
 
@@ -205,14 +231,36 @@ def program(
         run: run folder.
         inherited: variables every process gets (PATH, HOME, ...).
         router: inbox address of the pipeline's router, empty: a socket in the run folder.
+        secrets: folder with the replica's secrets, None: it has none.
+        timeout_s: longest that it may take, told to it where the deployment does not say.
     """
-    env = {**inherited, **deployment.envVars, "KEYSTAGE_REPLICA": replica, "KEYSTAGE_RUN": str(run)}
+    env = {
+        **inherited,
+        **dict.fromkeys(_TIMEOUT_VARIABLES, go_duration(timeout_s)),
+        "OPENFAAS_NAME": deployment.service,
+        "OPENFAAS_NAMESPACE": NAMESPACE,
+        **deployment.envVars,
+        "KEYSTAGE_REPLICA": replica,
+        "KEYSTAGE_RUN": str(run),
+    }
+    if secrets is not None:
+        env[MOUNT_VARIABLE] = str(secrets)
     threads = deployment.envVars.get("KEYSTAGE_THREADS")
     if threads:
         env |= dict.fromkeys(_THREAD_VARIABLES, threads)
     kind = role(deployment)
     if kind == "function":
-        return Program(tuple(_command(deployment)), env, takes_socket=False, answers_ready=False)
+        return Program(
+            tuple(_command(deployment)),
+            env,
+            takes_socket=False,
+            answers_ready=False,
+            ready_path=deployment.annotations.get(READY_ANNOTATION, ""),
+            health_path=deployment.annotations.get(HEALTH_ANNOTATION, ""),
+            secrets="" if secrets is None else str(secrets),
+        )
+    if kind == "router":
+        env.setdefault("KEYSTAGE_DEADLINE_S", f"{timeout_s:.10g}")
     pipeline = deployment.envVars["KEYSTAGE_PIPELINE"]
     env.setdefault("KEYSTAGE_ROUTER", router or f"ipc://{router_socket(run, pipeline)}")
     return Program(

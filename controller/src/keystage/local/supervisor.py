@@ -17,11 +17,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, assert_never
 
 import aiohttp
+import msgspec
 
 from keystage.local import cores, key_stages, logs, starts, store
 from keystage.local.adopted import Orphans
-from keystage.local.api import FunctionRecord, KeyStageList, NodeRecord, StartRecord, View
-from keystage.local.errors import UnknownFunction
+from keystage.local.api import FunctionRecord, KeyStageList, Load, NodeRecord, StartRecord, Usage, View
+from keystage.local.errors import BadSecret, UnknownFunction
 from keystage.local.events import (
     Answered,
     Deployed,
@@ -29,6 +30,7 @@ from keystage.local.events import (
     Exited,
     Instruction,
     Kill,
+    Loaded,
     Missed,
     Removed,
     SetCores,
@@ -41,10 +43,13 @@ from keystage.local.home import Home
 from keystage.local.launcher import Launcher
 from keystage.local.ledger import Bounds, Ledger
 from keystage.local.lifeline import Lifeline
+from keystage.local.loads import Loads
 from keystage.local.node import Node
 from keystage.local.probe import follow
-from keystage.local.program import Program, program, threads_of
+from keystage.local.program import TIMEOUT_S, Program, program, threads_of
+from keystage.local.secret_store import SecretStore
 from keystage.local.site import RouterAddresses
+from keystage.local.usage import Meter
 
 TICK_S = 0.1
 
@@ -59,15 +64,26 @@ class Supervisor:
         bounds: time limits of replicas.
         inherited: variables that every replica gets.
         nodes: nodes with a KeysManager; without any, everything is started as a plain process.
+        timeout_s: longest that a function may take.
 
     Attributes:
         lifeline: read end goes to every child.
+        secrets: what functions may be given.
     """
 
     def __init__(
-        self, home: Home, bounds: Bounds, inherited: Mapping[str, str], nodes: Sequence[Node] = ()
+        self,
+        home: Home,
+        bounds: Bounds,
+        inherited: Mapping[str, str],
+        nodes: Sequence[Node] = (),
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.lifeline = Lifeline()
+        self.secrets = SecretStore(home.secrets, home.replica_secrets)
+        self._loads = Loads()
+        self._meter = Meter()
+        self._timeout_s = timeout_s
         self._nodes = {node.name: node for node in nodes}
         self._routers = RouterAddresses(home.run, nodes[0].name if len(nodes) > 1 else "")
         self._key_stages: dict[str, tuple[int, ...]] = {}
@@ -110,6 +126,7 @@ class Supervisor:
             CorruptState: functions.json cannot be read.
             BadDeployment: it holds something that cannot run.
         """
+        self.secrets.sweep()
         for record in store.load(self._home.functions):
             self._ledger.restore(record)
         self._session = aiohttp.ClientSession(
@@ -137,9 +154,11 @@ class Supervisor:
         """Takes one event and carries out what the ledger answers.
 
         Raises:
-            BadDeployment: see `Ledger.handle`.
+            BadDeployment: see `Ledger.handle`; also a deployment with a secret that is not there.
             UnknownFunction: see `Ledger.handle`.
         """
+        if isinstance(event, Deployed):
+            self.secrets.check(event.deployment.service, event.deployment.secrets)
         functions, replicas = self._functions(), self._ledger.replicas()
         for instruction in self._ledger.handle(event, self.now()):
             self._perform(instruction)
@@ -150,6 +169,9 @@ class Supervisor:
             self._changed = asyncio.Event()
         if is_new:
             self._keep_key_stages()
+            if isinstance(event, Removed):
+                self._loads.forget(event.function)
+                self._meter.forget(event.function)
             durable = isinstance(event, Deployed | Removed)
             store.save(self._home.functions, self._ledger.functions.values(), durable=durable)
 
@@ -180,6 +202,45 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), timeout_s)
         return self.view()
+
+    def loaded(self, name: str | None = None) -> list[FunctionRecord]:
+        """Records of all functions, or of one, with what gateways say of their load.
+
+        Raises:
+            UnknownFunction: there is none of that name.
+        """
+        records = self._functions() if name is None else (self.function(name),)
+        at_s = self.now()
+        return [
+            msgspec.structs.replace(record, loads=loads)
+            if (loads := self._loads.of(record.deployment.service, at_s))
+            else record
+            for record in records
+        ]
+
+    def hear(self, name: str, load: Load) -> None:
+        """Takes a gateway's report. It is no change that watchers are told: only the controller reads it.
+
+        Raises:
+            UnknownFunction: there is none of that name.
+            BadDeployment: see `Loads.hear`.
+        """
+        self.function(name)
+        self._loads.hear(name, load, self.now())
+        self.handle(Loaded(name, self._loads.in_flight(name, self.now())))
+
+    async def usage(self, name: str) -> Usage:
+        """What a function's replicas use.
+
+        Raises:
+            UnknownFunction: there is none of that name.
+        """
+        self.function(name)
+
+        def groups() -> list[int]:
+            return [r.pid for r in self._ledger.replicas() if r.function == name and r.pid > 0]
+
+        return await asyncio.to_thread(self._meter.measure, name, groups)
 
     def log(self, name: str, *, tail: int | None, since_s: float) -> list[tuple[float, str, str]]:
         """A function's output; see `logs.query`.
@@ -244,12 +305,19 @@ class Supervisor:
     def _start(self, start: Start) -> None:
         function = start.deployment.service
         logs.prune(self._home.logs, function)
+        try:
+            secrets_folder = self.secrets.lay_out(start.replica, start.deployment.secrets)
+        except (BadSecret, OSError) as error:
+            self._launcher.refuse(start.replica, f"was not started: {error}")
+            return
         command = program(
             start.deployment,
             replica=start.replica,
             run=self._home.run,
             inherited=self._inherited,
             router=self._routers.of(start.deployment.envVars.get("KEYSTAGE_PIPELINE", "")),
+            secrets=secrets_folder,
+            timeout_s=self._timeout_s,
         )
         self._starts.wanted(start.replica, function, start.node, start.wanted_at_s)
         self._launcher.start(start, command)
@@ -277,6 +345,7 @@ class Supervisor:
     def _gone(self, replica: str, reason: str) -> None:
         self._stop_probe(replica)
         self._pins.forget(replica)
+        self.secrets.clear(replica)
         self.handle(Exited(replica, reason))
 
     async def _tick(self) -> None:

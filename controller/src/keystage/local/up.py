@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ from keystage.local.config import LocalSettings
 from keystage.local.errors import LocalError
 from keystage.local.world import LocalWorld
 
+MOST_DESCRIPTORS = 1 << 20
+"""Enough; programs that walk through all they might have open are slow beyond it."""
 __all__ = ["LocalWorld", "UpOptions", "run", "up"]
 
 
@@ -49,6 +52,20 @@ class UpOptions:
     once: bool = False
 
 
+def raise_descriptors() -> int:
+    """Lets this process and all it starts open as many descriptors as it may: streams hold two each.
+
+    Returns:
+        The soft limit now.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return soft
+
+
 async def up(options: UpOptions) -> int:
     """Brings everything up, says where, and waits for SIGTERM or SIGINT, or for a job run once.
 
@@ -59,6 +76,7 @@ async def up(options: UpOptions) -> int:
         LocalError: see the module's exit codes.
     """
     settings = LocalSettings()
+    raise_descriptors()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

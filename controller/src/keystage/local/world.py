@@ -79,6 +79,7 @@ class LocalWorld:
         self._with_controller = controller
         self._bounds = bounds or settings.bounds()
         self._shutdown_s = settings.shutdown_s
+        self._timeout_s = float((env or {}).get("KEYSTAGE_TIMEOUT_S", settings.timeout_s))
         is_on = not settings.keysmanager_off if keysmanager is None else keysmanager
         self._node_names = nodes_of(nodes, settings.node) if is_on else ()
         self._stack = contextlib.AsyncExitStack()
@@ -112,7 +113,7 @@ class LocalWorld:
             if sites:
                 stack.enter_context(subreaper())
             nodes = [site.node for site in sites]
-            self._supervisor = Supervisor(self.home, self._bounds, self._general, nodes)
+            self._supervisor = Supervisor(self.home, self._bounds, self._general, nodes, self._timeout_s)
             stack.push_async_callback(self._supervisor.stop, self._shutdown_s)
             sweeper = Sweeper(self.home.run, self._supervisor.lifeline.read_fd)
             stack.callback(sweeper.stop)

@@ -25,6 +25,7 @@ from keystage.router.text import load_text
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.events import EventLog
+from keystage.wire.http_protocol import PassingProtocol
 from keystage.wire.metrics import Samples
 from keystage.wire.opening import open_router
 
@@ -70,7 +71,8 @@ async def serve(config: RouterConfig) -> None:
         uvicorn.Config(
             face,
             loop="uvloop",
-            http="httptools",
+            http=PassingProtocol,
+            ws="none",
             lifespan="off",
             proxy_headers=False,
             log_level="warning",

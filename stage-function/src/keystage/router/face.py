@@ -40,6 +40,8 @@ from keystage.router.face_http import (
 from keystage.router.openai import Call, CallReader, Dialect
 from keystage.router.openai_errors import MethodNotAllowed, UnknownModel, UnknownPath, error_body
 from keystage.router.openai_render import Events, event, whole
+from keystage.router.openapi import PATH as OPENAPI_PATH
+from keystage.router.openapi import document
 from keystage.router.text import TextCodec
 from keystage.router.text_output import FinishReason, TextOutput
 
@@ -80,6 +82,7 @@ class Face:
         self._healthy = healthy
         self._limits = engine.limits
         self._calls = CallReader(pipeline, self._limits, text)
+        self._openapi = msgspec.json.encode(document(pipeline, self._limits))
         self._created_at_s = int(time.time())
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"POST": self._call_plain},
@@ -90,7 +93,14 @@ class Face:
             "/_/ready": _get(self._show_ready),
             STATS_PATH: _get(self._show_stats),
             "/metrics": _get(self._show_metrics),
+            OPENAPI_PATH: _get(self._show_openapi),
         }
+
+    @property
+    def served(self) -> dict[str, set[str]]:
+        """Methods by path, `{name}` standing for a model's name."""
+        paths = {**self._routes, _MODELS + "/{name}": _get(self._show_model)}
+        return {path: set(methods) for path, methods in paths.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one HTTP request; other ASGI scopes are not for this application."""
@@ -230,6 +240,9 @@ class Face:
 
     async def _show_stats(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_whole(send, self._stats())
+
+    async def _show_openapi(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await send_whole(send, self._openapi)
 
     async def _show_metrics(self, scope: Scope, _receive: Receive, send: Send) -> None:
         encode, content_type = choose_encoder((header(scope, b"accept") or b"").decode("latin-1"))

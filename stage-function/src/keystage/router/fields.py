@@ -1,6 +1,7 @@
 """Which request fields are honoured, accepted without effect, accepted when neutral, or refused.
 
-One table per path; `docs/api.md` shows the same tables and a test compares the two. Every field
+One table per path; `docs/api.md` shows the same tables and a test compares the two, and
+`router.openapi` makes its request schemas of them. Every field
 of OpenAI's API that is known when this is written stands here; what does not is refused as
 unknown. Null means absent, as in OpenAI's API.
 
@@ -14,6 +15,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from keystage.router import openai_chat
 from keystage.router import openai_values as values
 from keystage.router.openai_errors import FieldRefused
 
@@ -70,7 +72,7 @@ _COMMON = {
 
 PLAIN: Mapping[str, Field] = {
     **_COMMON,
-    "prompt": _honoured(values.prompt, "a string or a list of token ids"),
+    "prompt": _honoured(values.prompt, "a string or a list of token ids, or a list of one of these"),
     "temperature": _honoured(values.real(0, 2), "0 (greedy) to 2; default 0"),
 }
 
@@ -96,7 +98,7 @@ COMPLETION: Mapping[str, Field] = {
 
 CHAT: Mapping[str, Field] = {
     **_OPENAI,
-    "messages": _honoured(lambda _name, value: value, "system, developer, user, assistant; text content"),
+    "messages": _honoured(openai_chat.UNREAD, "system, developer, user, assistant; text content"),
     "max_tokens": _honoured(values.integer(1, _MOST_TOKENS), "older name of `max_completion_tokens`"),
     "max_completion_tokens": _honoured(
         values.integer(1, _MOST_TOKENS), "1 or more; must fit the context; default: the rest of it"

@@ -9,10 +9,28 @@ from __future__ import annotations
 from typing import Any
 
 from keystage.router.openai_errors import FieldRefused
-from keystage.router.openai_values import shown, wrong_type
+from keystage.router.openai_values import Reader, shown, wrong_type
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Role in the API to role in the template; `developer` is the newer name of `system`."""
+
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": list(_ROLES)},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
+    },
+    "required": ["role", "content"],
+    "additionalProperties": {"enum": [None, []]},
+}
+UNREAD = Reader(lambda _name, value: value, {"type": "array", "items": _MESSAGE, "minItems": 1})
+"""The field as it came; `read_messages` reads it when the other fields are known to be right."""
 
 
 def read_messages(value: object) -> list[dict[str, str]]:

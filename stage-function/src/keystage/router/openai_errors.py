@@ -8,6 +8,7 @@ here unchanged.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 
@@ -20,9 +21,17 @@ class FieldRefused(InvalidRequest):
     """One field of a request body is at fault.
 
     Attributes:
-        code: `unknown_parameter`, `unsupported_parameter`, `unsupported_value`, `invalid_type`,
-            `invalid_value` or `missing_parameter`.
+        codes: what its `code` may be.
     """
+
+    codes = (
+        "unknown_parameter",
+        "unsupported_parameter",
+        "unsupported_value",
+        "invalid_type",
+        "invalid_value",
+        "missing_parameter",
+    )
 
     def __init__(self, code: str, message: str, *, param: str) -> None:
         super().__init__(message, param=param)
@@ -73,13 +82,33 @@ class BodyTooLarge(Refusal):
     code = "body_too_large"
 
 
+def codes(status: int) -> list[str]:
+    """Every code that a refusal with that status can have."""
+    found: set[str] = set()
+    for kind in _subclasses(Refusal):
+        if kind.status == status and kind.__module__ in (Refusal.__module__, __name__):
+            found.update(kind.codes if issubclass(kind, FieldRefused) else (kind.code,))
+    return sorted(found)
+
+
+def error_type(status: int) -> str:
+    """OpenAI's `type` of a refusal with that status."""
+    return _TYPES.get(status, "invalid_request_error")
+
+
+def _subclasses(kind: type[Refusal]) -> Iterator[type[Refusal]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
 def error_body(refusal: Refusal) -> bytes:
     """The refusal as OpenAI's error object, in JSON."""
     return msgspec.json.encode(
         {
             "error": {
                 "message": str(refusal),
-                "type": _TYPES.get(refusal.status, "invalid_request_error"),
+                "type": error_type(refusal.status),
                 "param": refusal.param,
                 "code": refusal.code,
             }

@@ -1,19 +1,47 @@
 """Readers of single request values: the right type within the bounds, or a refusal by name.
 
 `router.fields` builds its tables from these. A reader gets the field's name and the decoded JSON
-value (never null) and returns the value to use. Pure.
+value (never null) and returns the value to use; its `schema` says the same in JSON Schema, for
+`router.openapi`. Pure.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from keystage.router.openai_errors import FieldRefused
 
-Reader = Callable[[str, Any], Any]
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads one value.
+
+    Attributes:
+        read: takes the field's name and its value, returns the value to use or raises `FieldRefused`.
+        schema: the values that it takes, in JSON Schema.
+    """
+
+    read: Callable[[str, Any], Any]
+    schema: Mapping[str, Any]
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Reads a value.
+
+        Raises:
+            FieldRefused: names the field, the bound and the value.
+        """
+        return self.read(name, value)
+
+
+def _reads(schema: Mapping[str, Any]) -> Callable[[Callable[[str, Any], Any]], Reader]:
+    return lambda read: Reader(read, schema)
+
+
+TOKEN_IDS = {"type": "array", "items": {"$ref": "#/components/schemas/TokenId"}, "minItems": 1}
+_ONE_PROMPT = [{"$ref": "#/components/schemas/PromptText"}, TOKEN_IDS]
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 """Held-back text is compared with every stop string at every token: they must be short."""
@@ -23,7 +51,10 @@ _SHOWN_CHARACTERS = 60
 
 def shown(value: object) -> str:
     """The value as it may stand in a message: JSON, cut."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
@@ -37,6 +68,7 @@ def out_of_range(name: str, wanted: str, value: object) -> FieldRefused:
     return FieldRefused("invalid_value", f"{name} must be {wanted}, not {shown(value)}", param=name)
 
 
+@_reads({"type": "string"})
 def text(name: str, value: object) -> str:
     """A string."""
     if not isinstance(value, str):
@@ -44,6 +76,7 @@ def text(name: str, value: object) -> str:
     return value
 
 
+@_reads({"type": "boolean"})
 def flag(name: str, value: object) -> bool:
     """True or false."""
     if not isinstance(value, bool):
@@ -51,17 +84,25 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
+def _whole(value: object) -> object:
+    """A number without a fraction as an integer: JSON has one kind of numbers, and so has its schema."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
 def integer(low: int, high: int) -> Reader:
     """Whole numbers in [low, high]."""
 
     def read(name: str, value: object) -> int:
+        value = _whole(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise wrong_type(name, "a whole number", value)
         if not low <= value <= high:
             raise out_of_range(name, f"within [{low}, {high}]", value)
         return value
 
-    return read
+    return Reader(read, {"type": "integer", "minimum": low, "maximum": high})
 
 
 def real(low: float, high: float, *, above_low: bool = False) -> Reader:
@@ -75,15 +116,22 @@ def real(low: float, high: float, *, above_low: bool = False) -> Reader:
             raise out_of_range(name, bounds, value)
         return float(value)
 
-    return read
+    least = "exclusiveMinimum" if above_low else "minimum"
+    return Reader(read, {"type": "number", least: low, "maximum": high})
 
 
+_WORD = integer(-(2**63), 2**64 - 1)
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+
+
+@_reads(_WORD.schema)
 def seed(name: str, value: object) -> int:
     """Any signed or unsigned 64-bit number, as an unsigned one."""
-    number: int = integer(-(2**63), 2**64 - 1)(name, value)
+    number: int = _WORD(name, value)
     return number % 2**64
 
 
+@_reads({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]})
 def stops(name: str, value: object) -> tuple[str, ...]:
     """A string or up to four, none empty."""
     given = [value] if isinstance(value, str) else value
@@ -101,6 +149,16 @@ def stops(name: str, value: object) -> tuple[str, ...]:
     return tuple(given)
 
 
+@_reads(
+    {
+        "type": "object",
+        "properties": {
+            "include_usage": {"type": ["boolean", "null"]},
+            "include_obfuscation": {"enum": [False, None]},
+        },
+        "additionalProperties": False,
+    }
+)
 def stream_options(name: str, value: object) -> bool:
     """`{"include_usage": bool}`; returns whether usage is wanted."""
     if not isinstance(value, dict):
@@ -110,29 +168,36 @@ def stream_options(name: str, value: object) -> bool:
         path = f"{name}.{key}"
         if key == "include_usage":
             include_usage = inner is not None and flag(path, inner)
-        elif key != "include_obfuscation" or inner not in (None, False):
+        elif key != "include_obfuscation" or (inner is not None and inner is not False):
             raise FieldRefused("unknown_parameter", f"{path} is not supported", param=path)
     return include_usage
 
 
-def prompt(name: str, value: object) -> str | list[int]:
+@_reads(
+    {
+        "anyOf": [
+            *_ONE_PROMPT,
+            {"type": "array", "items": {"anyOf": _ONE_PROMPT}, "minItems": 1, "maxItems": 1},
+        ]
+    }
+)
+def prompt(name: str, value: Any) -> str | list[int]:
     """A string or a list of token ids; also a list that holds exactly one of these."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise wrong_type(name, "a string or a list of token ids", value)
-    kinds = set(map(type, value))
-    if kinds <= {int}:
-        return value
-    if kinds <= {str, list}:
+    if isinstance(value, list) and set(map(type, value)) <= {str, list} and value:
         if len(value) != 1:
             raise FieldRefused(
                 "unsupported_value",
                 f"{name}: one prompt per request is served, not {len(value)}",
                 param=name,
             )
-        return prompt(name, value[0])
-    raise wrong_type(name, "a string or a list of token ids", value)
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    ids = list(map(_whole, value)) if float in kinds else value
+    if not isinstance(value, list) or not set(map(type, ids)) <= {int}:
+        raise wrong_type(name, "a string or a list of token ids", value)
+    return cast("list[int]", ids)
 
 
 def neutral(*accepted: object) -> Reader:
@@ -145,14 +210,16 @@ def neutral(*accepted: object) -> Reader:
                 "unsupported_value", f"{name} is served only as {wanted}, not {shown(value)}", param=name
             )
 
-    return read
+    return Reader(read, {"enum": list(accepted)})
 
 
+@_reads({"type": "null"})
 def refused(name: str, value: object) -> None:
     """A field of the API that is not served at all."""
     raise FieldRefused("unsupported_parameter", f"{name} is not supported (given {shown(value)})", param=name)
 
 
+@_reads({})
 def ignored(name: str, value: object) -> None:
     """A field that its documentation lets a server ignore."""
 

@@ -1,8 +1,8 @@
 """Every metric Keystage exposes, in one place: name, kind, labels, meaning.
 
 Names are `keystage_<noun>_<unit>`; labels are pipeline, stage, replica, node and reason, besides the way that
-starts and loads took (phase, via, source) and a GPU's own (gpu). Parts gather `Sample`s from their own
-counters and call `expose`; nothing else defines a metric.
+starts and loads took (phase, via, source), a GPU's own (gpu), and for asynchronous calls the function_name
+of OpenFaaS. Parts gather `Sample`s from their own counters and call `expose`; nothing else defines a metric.
 """
 
 from __future__ import annotations
@@ -107,6 +107,30 @@ METRICS: dict[str, MetricSpec] = {
         "counter", ("node",), "Times the fork server was started again"
     ),
     "keystage_standbys": MetricSpec("gauge", ("node",), "Standby workers"),
+    "keystage_async_accepted": MetricSpec("counter", ("function_name",), "Asynchronous calls accepted"),
+    "keystage_async_refused": MetricSpec(
+        "counter", ("reason",), "Asynchronous calls of known functions refused, by HTTP status"
+    ),
+    "keystage_async_queue_calls": MetricSpec(
+        "gauge",
+        ("function_name",),
+        "Calls in the queue, running ones included; every gateway tells all of Redis",
+    ),
+    "keystage_async_oldest_seconds": MetricSpec(
+        "gauge",
+        ("function_name",),
+        "Age of the oldest call that waits or runs since it was queued or due again",
+    ),
+    "keystage_async_in_flight_calls": MetricSpec(
+        "gauge", ("function_name",), "Asynchronous calls that this gateway runs"
+    ),
+    "keystage_async_retries": MetricSpec(
+        "counter", ("function_name",), "Attempts that failed and are tried again"
+    ),
+    "keystage_async_dead_letters": MetricSpec("counter", ("function_name",), "Calls given up"),
+    "keystage_async_callbacks": MetricSpec(
+        "counter", ("function_name", "reason"), "Answers for callbacks, delivered or failed"
+    ),
     "keystage_gpu_free_bytes": MetricSpec("gauge", ("node", "gpu"), "Free memory of a GPU, by its UUID"),
 }
 

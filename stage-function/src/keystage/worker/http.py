@@ -160,7 +160,7 @@ async def _read(receive: Any, most_bytes: int) -> bytes | tuple[int, bytes]:
 def serve(app: WorkerHttp, listening: socket.socket) -> threading.Thread:
     """Runs the application in a daemon thread until the process ends."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=130
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_keep_alive=130
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)

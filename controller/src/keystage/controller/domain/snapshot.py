@@ -89,6 +89,34 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_disk: frozenset[str] = frozenset()
 
 
+class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one replica of a plain function is to be given.
+
+    Attributes:
+        kind: what load is: requests in flight, or requests a second.
+        per_replica: load, > 0.
+        step: replicas that load may ask for beyond those that are ready, None for no such bound.
+    """
+
+    kind: Literal["capacity", "rps"]
+    per_replica: float
+    step: int | None = None
+
+
+class GatewayLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one gateway has in hand for a function.
+
+    Attributes:
+        gateway: its name, new with each of its starts.
+        in_flight: requests it has now, waiting ones included.
+        started: requests since it started.
+    """
+
+    gateway: str
+    in_flight: Measured = None
+    started: Measured = None
+
+
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Replica numbers, bounds and intents of one function.
 
@@ -104,6 +132,10 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         override: a person's request, None when there is none.
         wake: a request waits for this function at zero.
         placed: where its replicas run, empty in a world without nodes.
+        zero_after_s: seconds without work after which it may go to zero, whatever `min_replicas` says; None:
+            only where that is 0, after the policy's own time.
+        target: load that one replica is to be given, None: load does not change its number.
+        loads: what each gateway has in hand for it, None where nobody tells.
     """
 
     function: str
@@ -117,6 +149,9 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     override: Override | None = None
     wake: bool = False
     placed: tuple[Placed, ...] = ()
+    zero_after_s: float | None = None
+    target: Target | None = None
+    loads: tuple[GatewayLoad, ...] | None = None
 
     @property
     def current(self) -> int:

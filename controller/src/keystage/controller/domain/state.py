@@ -104,6 +104,26 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     busy_at_s: float | None = None
 
 
+class PlainState(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of one plain function.
+
+    Attributes:
+        at_s: when it was looked at last.
+        started: requests since its start by gateway, as told last.
+        rate_rps: requests a second, decayed.
+        busy_at_s: when it had anything to do last.
+        low_since_s: since when fewer replicas would do, None while they would not.
+        low_peak: the largest need seen since then.
+    """
+
+    at_s: float | None = None
+    started: dict[str, float] = {}
+    rate_rps: float = 0.0
+    busy_at_s: float | None = None
+    low_since_s: float | None = None
+    low_peak: int = 0
+
+
 class PolicyState(msgspec.Struct, frozen=True):
     """Memory of the policy.
 
@@ -112,9 +132,11 @@ class PolicyState(msgspec.Struct, frozen=True):
         published: key-stage order published last, by pipeline.
         is_contended: whether placement was in its regime of contention.
         settled: when a pipeline was looked at last, if nothing was left to do for it then.
+        functions: by name, of plain functions whose load is told.
     """
 
     stages: dict[str, StageState] = {}
     published: dict[str, tuple[int, ...]] = {}
     settled: dict[str, float] = {}
     is_contended: bool = False
+    functions: dict[str, PlainState] = {}

@@ -102,6 +102,7 @@ class LocalPlatform:
                 machine=Machine(len(os.sched_getaffinity(0)), memory.available),
                 budget_replicas=self._budget,
                 nodes=self._nodes(),
+                tells_load=True,
             )
         )
 

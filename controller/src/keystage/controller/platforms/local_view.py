@@ -1,6 +1,7 @@
-"""From the supervisor's records and the routers' statistics to a snapshot. Pure.
+"""From function and replica records and the routers' statistics to a snapshot. Pure.
 
-Before it: `platforms.local` has fetched the records. After it: `decide`. A function's role, pipeline
+Before it: `platforms.local` has fetched the records, or `platforms.openfaas_view` has made them of what a
+stock gateway tells. After it: `decide`. A function's role, pipeline
 and stages are read from its environment (`KEYSTAGE_ROLE`, ...), else from its labels. A stage
 function that hosts a range of stages counts as its first stage: it is one unit of scaling.
 """
@@ -19,6 +20,7 @@ from keystage.controller.domain.snapshot import (
     Counters,
     CpuView,
     FunctionView,
+    GatewayLoad,
     Override,
     PipelineView,
     RouterSample,
@@ -31,15 +33,10 @@ from keystage.controller.domain.snapshot import (
 from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine, cap_of, is_on_gpu
 from keystage.controller.platforms.local_cpu import Cores, Work, cpu_views
 from keystage.controller.platforms.local_device import batch_of, cores_of, device_of, is_on_cpu, threads_of
+from keystage.controller.platforms.local_labels import scaling_of
 from keystage.controller.platforms.local_nodes import node_views, placed, start_times
 from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
 from keystage.router.api import RouterStats
-
-MIN_LABEL = "com.openfaas.scale.min"
-MAX_LABEL = "com.openfaas.scale.max"
-DEFAULT_MIN = 1
-DEFAULT_MAX = 20
-"""OpenFaaS' own defaults of the two labels."""
 
 DEFAULT_START_S = 2.0
 """Start time assumed for the expected ready time until a replica of the function was measured."""
@@ -56,10 +53,11 @@ class Seen:
         stats: statistics of every router that answered, by router function.
         unread: why a router function's statistics are missing, by router function.
         bundles: content of pipeline.json by its URL, where it could be read.
-        machine: cores and memory.
+        machine: cores and memory, None where replicas run elsewhere: then no caps, no cores.
         cpu_work: fits of the bundles' CPU profiles per stage, by URL.
         budget_replicas: R_total, None for no bound.
         nodes: the supervisor's node records.
+        tells_load: whether function records say what gateways have in hand.
     """
 
     at_s: float
@@ -68,10 +66,11 @@ class Seen:
     stats: Mapping[str, Sequence[RouterStats]]
     unread: Mapping[str, str]
     bundles: Mapping[str, Pipeline]
-    machine: Machine
+    machine: Machine | None
     budget_replicas: int | None = None
     cpu_work: Mapping[str, Sequence[Work | None]] = dataclasses.field(default_factory=dict)
     nodes: Sequence[NodeRecord] = ()
+    tells_load: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +172,9 @@ def _stage(
     scale = _scale(seen, record)
     bundle = seen.bundles.get(record.deployment.envVars.get("KEYSTAGE_BUNDLE", ""))
     spec = bundle.stages[index] if bundle is not None and index < len(bundle.stages) else None
-    if is_on_cpu(record):
+    if seen.machine is None:
+        pass  # replicas run elsewhere: what bounds them there is not known here
+    elif is_on_cpu(record):
         running = scale.ready + len(scale.starting)
         nbytes = spec.nbytes if spec is not None else 0
         cap, reason = cap_of(seen.machine, threads_of(record), machine.threads, nbytes, running)
@@ -197,10 +198,14 @@ def _stage(
 
 
 def _scale(seen: Seen, record: FunctionRecord) -> FunctionView:
-    name, labels = record.deployment.service, record.deployment.labels
+    name, role = record.deployment.service, role_of(record)
     mine = [r for r in seen.replicas if r.function == name]
+    if record.desired is None:  # then what runs is taken for what is wanted: those being replaced are not
+        mine = [r for r in mine if r.generation == record.generation] or mine
     start_s = _start_s(seen, record) or DEFAULT_START_S
     override = record.override
+    asked = scaling_of(record.deployment.labels, role)
+    loads = tuple(GatewayLoad(load.gateway, load.in_flight, load.started) for load in record.loads)
     return FunctionView(
         function=name,
         desired=record.desired,
@@ -210,11 +215,14 @@ def _scale(seen: Seen, record: FunctionRecord) -> FunctionView:
             for r in mine
             if r.state == "starting"
         ),
-        min_replicas=_label(labels, MIN_LABEL, DEFAULT_MIN),
-        max_replicas=_label(labels, MAX_LABEL, DEFAULT_MAX),
+        min_replicas=asked.min_replicas,
+        max_replicas=asked.max_replicas,
         override=Override(override.replicas, override.expires_at_s) if override is not None else None,
         wake=record.wake,
         placed=placed(seen.nodes, mine),
+        zero_after_s=asked.zero_after_s,
+        target=asked.target,
+        loads=loads if seen.tells_load and role == "function" else None,
     )
 
 
@@ -276,7 +284,9 @@ def _workers(stats: Sequence[RouterStats], stage: int) -> tuple[WorkerSample, ..
 def _cpu_views(
     seen: Seen, pipelines: Mapping[str, Sequence[tuple[int, FunctionRecord]]]
 ) -> dict[str, CpuView]:
-    """Cores of every CPU stage, by function."""
+    """Cores of every CPU stage, by function; none where they cannot be set."""
+    if seen.machine is None:
+        return {}
     found: dict[str, Cores] = {}
     for index, record in (s for stages in pipelines.values() for s in stages if is_on_cpu(s[1])):
         name = record.deployment.service
@@ -290,8 +300,3 @@ def _cpu_views(
             work=fits[index] if index < len(fits) else None,
         )
     return cpu_views(seen.machine.cores, found)
-
-
-def _label(labels: Mapping[str, str], name: str, default: int) -> int:
-    text = labels.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default

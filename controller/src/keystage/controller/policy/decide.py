@@ -12,7 +12,7 @@ import math
 
 from keystage.controller.domain.decision import Action, Decision
 from keystage.controller.domain.snapshot import Snapshot
-from keystage.controller.domain.state import PolicyState
+from keystage.controller.domain.state import PlainState, PolicyState
 from keystage.controller.policy import outcome
 from keystage.controller.policy.clamp import clamp, deal
 from keystage.controller.policy.compensator import compensate
@@ -20,11 +20,14 @@ from keystage.controller.policy.corrector import correct
 from keystage.controller.policy.damping import damp
 from keystage.controller.policy.idle import idle
 from keystage.controller.policy.placement import place
+from keystage.controller.policy.plain import plain
 from keystage.controller.policy.plan import Plan
 from keystage.controller.policy.quiet import looks
 from keystage.controller.policy.ranking import rank
 from keystage.controller.policy.settings import PolicySettings
 from keystage.controller.policy.smoother import smooth
+
+UNSEEN = PlainState()
 
 
 def decide(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> Decision:
@@ -51,7 +54,11 @@ def decide(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> 
         action, published[view.pipeline] = outcome.publication(view.pipeline, stages, before)
         publish += action
         plans += stages
-    plans += [clamp(outcome.plain(scale), at_s) for scale in snapshot.functions]
+    before_functions = state.functions
+    plans += [
+        clamp(plain(settings, scale, before_functions.get(scale.function, UNSEEN), at_s), at_s)
+        for scale in snapshot.functions
+    ]
     plans = deal(plans, snapshot)
     plans, placement = place(settings, snapshot, plans, state, published)
     planned = [plan for plan in plans if plan.is_cut or not plan.is_resting]
@@ -64,6 +71,7 @@ def decide(settings: PolicySettings, snapshot: Snapshot, state: PolicyState) -> 
             published=published,
             settled=settled,
             is_contended=placement is not None and placement.regime == "contended",
+            functions=outcome.remembered_functions(plans),
         ),
         reports=tuple([outcome.report(plan) for plan in plans]),
         placement=placement,

@@ -16,14 +16,9 @@ from keystage.controller.domain.decision import (
     SetReplicas,
     StageReport,
 )
-from keystage.controller.domain.snapshot import FunctionView, PipelineView
-from keystage.controller.domain.state import PolicyState, StageState
+from keystage.controller.domain.snapshot import PipelineView
+from keystage.controller.domain.state import PlainState, PolicyState, StageState
 from keystage.controller.policy.plan import Plan
-
-
-def plain(scale: FunctionView) -> Plan:
-    """A router or plain function: nobody measures it, so it keeps its number within bounds and intents."""
-    return Plan(scale=scale, wanted=scale.current, corrected=scale.current, reason="as it is")
 
 
 def difference(plan: Plan, at_s: float) -> list[Action]:
@@ -96,6 +91,11 @@ def remembered(
     for pipeline in unsettled:
         del settled[pipeline]
     return stages, settled
+
+
+def remembered_functions(plans: Sequence[Plan]) -> dict[str, PlainState]:
+    """The memory of every plain function whose load is told."""
+    return {plan.scale.function: plan.plain for plan in plans if plan.plain is not None}
 
 
 def _memory(plan: Plan, at_s: float) -> StageState:

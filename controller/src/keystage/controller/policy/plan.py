@@ -11,7 +11,7 @@ import msgspec
 
 from keystage.controller.domain.decision import Site
 from keystage.controller.domain.snapshot import FunctionView
-from keystage.controller.domain.state import StageState
+from keystage.controller.domain.state import PlainState, StageState
 from keystage.controller.maths.estimator import Estimates
 from keystage.controller.policy.service import Service
 from keystage.controller.policy.settings import MOST_REPLICAS
@@ -49,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
         cores: CPU cores each replica shall have (compensator), None: as they are.
         sites: places of the new replicas, in order (placement).
         victims: replicas that go, in order (placement).
+        plain: state to be kept for a plain function, None where nobody tells its load.
     """
 
     scale: FunctionView
@@ -79,10 +80,13 @@ class Plan(msgspec.Struct, frozen=True):
     cores: float | None = None
     sites: tuple[Site, ...] = ()
     victims: tuple[str, ...] = ()
+    plain: PlainState | None = None
 
     @property
     def lowest(self) -> int:
         """Fewest replicas the policy may ask for."""
+        if self.is_idle:
+            return 0
         least = self.scale.min_replicas
         return least if 0 <= least <= MOST_REPLICAS else min(MOST_REPLICAS, max(0, least))
 

@@ -39,6 +39,8 @@ def is_due(
             return True
         if memory.low_since_s is not None:  # a surplus is held, and given back in time
             look_s = min(look_s, settings.look_s)
+        if stage.scale.zero_after_s is not None and memory.desired:  # it may go to zero, in time
+            look_s = min(look_s, settings.look_s)
     if at_s - last_s >= look_s:
         return True
     return math.floor(at_s / look_s + phase) != math.floor(last_s / look_s + phase)
@@ -62,7 +64,7 @@ def is_unchanged(stage: StageView, memory: StageState, at_s: float, stale_s: flo
     if scale.override is not None or scale.wake:
         return False
     lowest = max(0, scale.min_replicas)
-    if desired == lowest:
+    if desired == lowest or (desired == 0 and scale.zero_after_s is not None):
         return desired <= MOST_REPLICAS
     cap = scale.cap
     return lowest < desired <= min(MOST_REPLICAS, scale.max_replicas) and (cap is None or desired <= cap)

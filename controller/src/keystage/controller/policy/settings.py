@@ -59,6 +59,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
             steerings at equal GPU-seconds vary it.
         idle_s: a pipeline goes to zero, where its labels allow it, when nothing came for this long: several
             times what a person pauses between two requests.
+        load_s: time constant of a plain function's rate of requests: gateways report once a second, so one
+            report moves it by a fifth at most.
         look_s: a pipeline that shows nothing new and holds a surplus is looked at again after this long at
             the latest: as often as replicas are given back.
         rest_s: one that holds none, after this long: its rates fade over a minute, so little is lost.
@@ -88,6 +90,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     forget_s: float = 30.0
     settle_s: float = 1.0
     idle_s: float = 300.0
+    load_s: float = 5.0
     look_s: float = 2.0
     rest_s: float = 5.0
     feedback: bool = True

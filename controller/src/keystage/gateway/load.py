@@ -1,0 +1,108 @@
+"""Tells the backend what this gateway has in hand for each function: the controller scales by it.
+
+Before it: `gateway.metrics` counts. After it: `Backend.report`. A function's first request is told at once,
+changes after that once a second, and nothing while nothing happens; what lasts is repeated, since the
+backend forgets gateways that are silent. It must not slow a request, nor decide anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+
+from keystage.gateway.backend import Backend, GatewayError, UnknownFunction
+from keystage.gateway.metrics import Metrics
+from keystage.local.api import Load
+
+EVERY_S = 1.0
+REPEAT_S = 10.0
+"""Several times within the minute for which the backend keeps a report."""
+LAST_WORD_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class LoadReporter:
+    """Reports until stopped.
+
+    Args:
+        backend: takes reports.
+        metrics: counts.
+        every_s: seconds between two reports on one function.
+        repeat_s: seconds after which a function that has requests in flight is told again.
+
+    Attributes:
+        gateway: this gateway's name, new with each start.
+    """
+
+    def __init__(
+        self, backend: Backend, metrics: Metrics, *, every_s: float = EVERY_S, repeat_s: float = REPEAT_S
+    ) -> None:
+        self.gateway = f"gateway-{uuid.uuid4().hex}"
+        self._backend = backend
+        self._metrics = metrics
+        self._every_s = every_s
+        self._repeat_s = repeat_s
+        self._stirred = asyncio.Event()
+        self._told: dict[str, tuple[float, int]] = {}
+        """By function: when it was told last (monotonic seconds), and how much was in flight."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to report."""
+        self._metrics.stir = self._stirred.set
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Ends, and says that nothing is in hand any longer."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        busy = [function for function, (_, in_flight) in self._told.items() if in_flight]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                for function in busy:
+                    with contextlib.suppress(GatewayError):
+                        load = Load(self.gateway, 0, self._metrics.invocations(function))
+                        await self._backend.report(function, load)
+
+    async def _run(self) -> None:
+        while True:
+            self._stirred.clear()
+            for function in self._due(time.monotonic()):
+                await self._tell(function)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), self._pause_s(time.monotonic()))
+
+    def _due(self, now_s: float) -> list[str]:
+        return [function for function, at_s in self._times().items() if at_s <= now_s]
+
+    def _pause_s(self, now_s: float) -> float | None:
+        """Seconds until something is due, None while nothing will be."""
+        times = self._times()
+        return max(0.0, min(times.values()) - now_s) if times else None
+
+    def _times(self) -> dict[str, float]:
+        """When each function is to be told (again)."""
+        times = {f: at_s + self._repeat_s for f, (at_s, in_flight) in self._told.items() if in_flight}
+        for function in self._metrics.touched:
+            told = self._told.get(function)
+            times[function] = 0.0 if told is None else told[0] + self._every_s
+        return times
+
+    async def _tell(self, function: str) -> None:
+        self._metrics.touched.discard(function)
+        in_flight = self._metrics.in_flight(function)
+        load = Load(self.gateway, in_flight, self._metrics.invocations(function))
+        self._told[function] = (time.monotonic(), in_flight)
+        try:
+            await self._backend.report(function, load)
+        except UnknownFunction:
+            del self._told[function]  # removed meanwhile
+        except GatewayError as error:
+            _log.warning("load of function %s is not told: %s", function, error)
+            self._metrics.touched.add(function)

@@ -1,0 +1,52 @@
+"""Request bodies and JSON answers of the management API.
+
+Shared by `gateway.rest_functions` and `gateway.rest_system`. A value of a body must never come
+into a message: a body may be a secret.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from keystage.gateway.backend import BadRequest, TooLarge
+
+MAX_BODY_BYTES = 1 << 20
+MAX_WHOLE = 2.0**53
+"""Below it a floating-point number stands for one integer alone."""
+T = TypeVar("T")
+
+
+def json_answer(value: Any) -> Response:
+    """A value as a JSON answer."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """Decodes a bounded JSON body; `null` members count as absent, as Go programs send them.
+
+    Raises:
+        TooLarge: it is beyond the bound.
+        BadRequest: it is no such body; names the member at fault.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLarge(f"request body has {len(body)} bytes or more, at most {MAX_BODY_BYTES} are taken")
+    try:
+        value = msgspec.json.decode(body)
+        if isinstance(value, dict):
+            value = {key: _whole(member) for key, member in value.items() if member is not None}
+        return msgspec.convert(value, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"body is no {kind.__name__}: {error}") from error
+
+
+def _whole(member: Any) -> Any:
+    """A number without a fraction as an integer: JSON has one kind of numbers."""
+    if isinstance(member, float) and member.is_integer() and abs(member) < MAX_WHOLE:
+        return int(member)
+    return member

@@ -1,0 +1,108 @@
+"""When a gateway tells its load: at once, then with pauses, not at all when idle, again while it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from keystage.gateway.backend import Backend, BackendUnavailable, UnknownFunction
+from keystage.gateway.load import LoadReporter
+from keystage.gateway.metrics import Metrics
+from keystage.local.api import Load
+
+
+class Recorder:
+    """Takes reports, as a backend does."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float, str, int, int]] = []
+        self.fault: Exception | None = None
+
+    async def report(self, name: str, load: Load) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.heard.append((time.monotonic(), name, load.in_flight, load.started))
+
+    @property
+    def told(self) -> list[tuple[str, int, int]]:
+        return [entry[1:] for entry in self.heard]
+
+
+Work = Callable[[Recorder, Metrics, LoadReporter], Coroutine[Any, Any, None]]
+
+
+def run(work: Work, every_s: float = 0.1, repeat_s: float = 100.0) -> None:
+    async def inside() -> None:
+        recorder, metrics = Recorder(), Metrics()
+        backend = cast("Backend", recorder)
+        reporter = LoadReporter(backend, metrics, every_s=every_s, repeat_s=repeat_s)
+        await reporter.start()
+        try:
+            async with asyncio.timeout(20):
+                await work(recorder, metrics, reporter)
+        finally:
+            await reporter.stop()
+
+    asyncio.run(inside())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_the_first_request_at_once_the_rest_with_pauses_and_then_nothing() -> None:
+    async def work(recorder: Recorder, metrics: Metrics, reporter: LoadReporter) -> None:
+        metrics.begin("f")
+        await until(lambda: recorder.told == [("f", 1, 1)])
+        for _ in range(50):
+            metrics.begin("f")
+            metrics.end("f", 200, 0.0)
+        metrics.begin("g")
+        await until(lambda: len(recorder.told) == 3)
+        assert recorder.told[1:] == [("g", 1, 1), ("f", 1, 51)]
+        first, second = (at_s for at_s, name, _, _ in recorder.heard if name == "f")
+        assert second - first >= 0.1
+        metrics.end("f", 200, 0.0)
+        metrics.end("g", 200, 0.0)
+        await until(lambda: len(recorder.told) == 5)
+        await asyncio.sleep(0.3)
+        assert sorted(recorder.told[3:]) == [("f", 0, 51), ("g", 0, 1)]
+
+    run(work)
+
+
+def test_what_lasts_is_repeated_and_the_last_word_is_nothing() -> None:
+    told: list[Recorder] = []
+
+    async def work(recorder: Recorder, metrics: Metrics, reporter: LoadReporter) -> None:
+        told.append(recorder)
+        metrics.begin("f")
+        await until(lambda: recorder.told == [("f", 1, 1)] * 4)
+
+    run(work, every_s=0.01, repeat_s=0.05)
+    assert told[0].told[-1] == ("f", 0, 1)
+
+
+def test_a_backend_that_is_away_is_told_later_and_a_function_that_is_gone_is_not() -> None:
+    async def work(recorder: Recorder, metrics: Metrics, reporter: LoadReporter) -> None:
+        recorder.fault = BackendUnavailable("away")
+        metrics.begin("f")
+        await asyncio.sleep(0.05)
+        recorder.fault = None
+        await until(lambda: recorder.told == [("f", 1, 1)])
+        recorder.fault = UnknownFunction("gone")
+        metrics.end("f", 200, 0.0)
+        await until(lambda: not metrics.touched)
+        recorder.fault = None
+        await asyncio.sleep(0.05)
+        assert recorder.told == [("f", 1, 1)]
+
+    run(work, every_s=0.01)
+
+
+def test_every_start_of_a_gateway_has_a_name_of_its_own() -> None:
+    names = {LoadReporter(cast("Backend", Recorder()), Metrics()).gateway for _ in range(3)}
+    assert len(names) == 3
