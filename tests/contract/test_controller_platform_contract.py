@@ -165,10 +165,10 @@ def test_a_loop_steers_it(world: World, tmp_path: Path) -> None:
     assert world.record("f").desired == 2
 
 
+# A stock OpenFaaS gateway has no intents: there a person's scale request is the number itself.
+@pytest.mark.parametrize("world", ["scripted", "supervised", "simulated"], indirect=True)
 def test_a_loop_does_what_a_person_asks(world: World, tmp_path: Path) -> None:
     world.deploy(deployment())
-    if not world.has_intents:
-        pytest.skip("a stock OpenFaaS gateway has no intents: a person's scale request is the number itself")
     world.intend("f", Intent(override=Override(2, time.time() + 100)))
     loop = Loop(world.platform, PolicySettings(), DecisionLog(tmp_path / "d.jsonl", 1 << 20), tick_s=0.25)
     assert loop.tick() is not None
