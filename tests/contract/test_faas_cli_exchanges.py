@@ -144,7 +144,11 @@ LIFE = (
     ),
     Exchange("secret list", "GET /system/secrets", 200, []),
     Exchange(
-        "secret create api-key", "POST /system/secrets", 202, None, {"name": "api-key", "value": "tops3cret"}
+        "secret create api-key --from-file key",
+        "POST /system/secrets",
+        202,
+        None,
+        {"name": "api-key", "value": "tops3cret", "rawValue": "dG9wczNjcmV0"},
     ),
     Exchange("secret list", "GET /system/secrets", 200, [{"name": "api-key", "namespace": "openfaas-fn"}]),
     Exchange("deploy -f stack.yml --label com.openfaas.scale.min=2 ..", f"PUT {FUNCTIONS}", 202, None, MORE),

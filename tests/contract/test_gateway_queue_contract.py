@@ -12,16 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 from redis.asyncio import Redis
+from support.redis_queues import BOUNDS, LEASE_S, call, gateway, names, taken, with_redis
 from support.servers import RedisServer
 from typer.testing import CliRunner
 
 from keystage.cli.main import app
-from keystage.gateway.queue import Bounds, Call, CallQueue, Lease, QueueFull, QueueUnavailable
+from keystage.gateway.queue import CallQueue, QueueFull, QueueUnavailable
 from keystage.gateway.queue_memory import MemoryQueue
 from keystage.gateway.queue_redis import GROUP, RedisQueue
-
-BOUNDS = Bounds(entries=5, size_bytes=4000)
-LEASE_S = 0.6
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +60,6 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
         asyncio.run(inside())
 
     return go
-
-
-def call(number: int, function: str = "f", body: bytes = b"") -> Call:
-    return Call(key=f"k{number}", id=f"c{number}", function=function, path="/", headers=[], body=body)
-
-
-def names(leases: list[Lease]) -> list[str]:
-    return [lease.call.id if lease.call is not None else lease.trouble for lease in leases]
 
 
 def test_calls_come_once_in_order_and_as_many_as_there_is_room(run: Callable[..., None]) -> None:
@@ -187,34 +177,6 @@ def test_the_oldest_call_has_an_age(run: Callable[..., None]) -> None:
 # ------------------------------------------------------------ Redis alone
 
 
-@asynccontextmanager
-async def gateway(server: RedisServer, name: str) -> AsyncIterator[RedisQueue]:
-    queue = RedisQueue(server.url, BOUNDS, LEASE_S, name)
-    await queue.start(lambda: None)
-    try:
-        yield queue
-    finally:
-        await queue.stop()
-
-
-def with_redis(server: RedisServer, work: Callable[[Any], Awaitable[None]]) -> None:
-    async def inside() -> None:
-        client = Redis.from_url(server.url)
-        await client.flushall()
-        async with asyncio.timeout(30):
-            await work(client)
-        await client.aclose()
-
-    asyncio.run(inside())
-
-
-async def taken(queue: CallQueue, within_s: float = 5.0) -> list[Lease]:
-    async with asyncio.timeout(within_s):
-        while not (leases := await queue.take({"f": 5})):
-            await asyncio.sleep(0.05)
-    return leases
-
-
 def test_a_living_gateway_keeps_its_calls_and_a_dead_one_s_are_claimed(redis_server: RedisServer) -> None:
     async def work(_: Any) -> None:
         async with gateway(redis_server, "b") as living:
@@ -311,27 +273,36 @@ def test_a_stream_without_its_group_is_read_from_its_start(redis_server: RedisSe
     with_redis(redis_server, work)
 
 
-def test_a_redis_that_is_away_or_refuses_is_named_without_its_password(tmp_path: Path) -> None:
+def test_a_redis_that_is_away_or_refuses_is_named_in_the_log_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(kind: str) -> list[str]:
+        return [r.getMessage() for r in caplog.records if kind in r.getMessage()]
+
+    said = "^the asynchronous queue in Redis did not acknowledge this: ask again later \\(Retry-After\\)$"
+
     async def work() -> None:
         url = server.url.replace("redis://", "redis://:s3cret@")
         queue = RedisQueue(url, BOUNDS, LEASE_S)
         await queue.start(lambda: None)
         for operation in (queue.put(call(1)), queue.functions(), queue.take({"f": 1}), queue.depth()):
-            with pytest.raises(QueueUnavailable, match=f"Redis at redis://127.0.0.1:{server.port}") as away:
+            with pytest.raises(QueueUnavailable, match=said) as away:
                 await operation
-            assert "s3cret" not in str(away.value)
             assert away.value.status == 503
+        assert len(told(f"Redis at redis://127.0.0.1:{server.port} does not answer: ")) == 1
         await asyncio.to_thread(server.start)
         await queue.put(call(1))
         admin = Redis.from_url(url)
         await admin.config_set("maxmemory", 1)
-        with pytest.raises(QueueUnavailable, match="maxmemory"):
+        with pytest.raises(QueueUnavailable, match=said):
             await queue.put(call(2))
         (lease,) = await queue.take({"f": 1})  # what it has can be run, and nothing is half done
-        with pytest.raises(QueueUnavailable, match="maxmemory"):
+        with pytest.raises(QueueUnavailable, match=said):
             await queue.again(lease, call(1), 0.0)
-        with pytest.raises(QueueUnavailable, match="maxmemory"):
+        with pytest.raises(QueueUnavailable, match=said):
             await queue.bury(lease, "why")
+        (line,) = told("refuses what the asynchronous queue asks: ")
+        assert "maxmemory" in line
         await admin.config_set("maxmemory", 0)
         await queue.again(lease, call(1), 0.0)
         (lease,) = await queue.take({"f": 1})
@@ -350,5 +321,6 @@ def test_a_redis_that_is_away_or_refuses_is_named_without_its_password(tmp_path:
     server = RedisServer(tmp_path / "redis", "--requirepass", "s3cret")
     try:
         asyncio.run(work())
+        assert "s3cret" not in caplog.text
     finally:
         server.kill()

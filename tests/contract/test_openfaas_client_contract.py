@@ -295,7 +295,12 @@ def test_silence_is_not_waited_for_without_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "gateway:8080", "ftp://x", "http://", "http://x:99999", "http://x?y", "http://u:secret@x"]
+    "url",
+    [
+        *("", "gateway:8080", "ftp://x", "http://", "http://x:99999", "http://x?y", "http://u:secret@x"),
+        *("http://[::1", "http://u:secret@[::1", "u:secret@x", "http://[x]:secret@y"),
+        *("http://a b", "http://a\tb", "http://ab\n", " http://ab", "http://a\u00a0b", "http://a\0b"),
+    ],
 )
 def test_addresses_that_are_none_are_refused_without_repeating_a_password(url: str) -> None:
     with pytest.raises(OpenFaasError) as caught:

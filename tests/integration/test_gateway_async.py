@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from support.async_world import AsyncWorld, run_async_world
@@ -36,6 +37,9 @@ def test_a_call_is_accepted_run_and_answered_to_its_callback(tmp_path: Path) -> 
         metrics = await w.metrics()
         assert 'gateway_function_invocation_total{code="200",function_name="job.openfaas-fn"} 2.0' in metrics
         assert 'keystage_async_accepted_total{function_name="job.openfaas-fn"} 2.0' in metrics
+        age_s = re.search(r"^keystage_view_age_seconds ([0-9.e-]+)$", metrics, re.MULTILINE)
+        assert age_s is not None
+        assert 0 <= float(age_s[1]) < 30
         # Receivers that are busy are asked again; what they refuse for good, or redirect, is not.
         w.callbacks.clear()
         w.answers = [503, 429, 200]
@@ -119,6 +123,33 @@ def test_failures_are_tried_again_and_the_last_one_is_told(tmp_path: Path) -> No
         assert 'keystage_async_retries_total{function_name="job.openfaas-fn"} 2.0' in metrics
 
     run_async_world(tmp_path, work, **FAST, KEYSTAGE_WAKE_S="0.3")
+
+
+def test_an_answer_too_large_for_the_callback_is_an_answer_all_the_same(tmp_path: Path) -> None:
+    async def work(w: AsyncWorld) -> None:
+        await w.deploy("job")
+        body = b"x" * 2000
+        await w.post("job", body, X_Call_Id="once", X_Callback_Url=w.receiver_url)
+        await w.until(lambda: w.callbacks, "callback")
+        await w.post("job/status/500", body, X_Call_Id="failing", X_Callback_Url=w.receiver_url)
+        await w.until(lambda: len(w.callbacks) == 2, "second callback")
+        for _, headers, text in w.callbacks:
+            assert headers["x-function-status"] == "502"
+            assert re.match(rb"the answer has 20\d\d bytes, at most 1000 are passed", text)
+        # The function's own status decides whether it runs again, and is what is counted.
+        assert w.ran() == {"once": 1, "failing": 3}
+        metrics = await w.metrics()
+        for code, count in (("200", 1), ("500", 3)):
+            line = f'gateway_function_invocation_total{{code="{code}",function_name="job.openfaas-fn"}}'
+            assert f"{line} {count}.0" in metrics
+        assert 'code="502"' not in metrics
+        assert 'keystage_async_dead_letters_total{function_name="job.openfaas-fn"} 1.0' in metrics
+        log = (w.world.home.logs / "_gateway.log").read_text()
+        assert "call 'once' answered with status 200; its body is dropped: the answer has 20" in log
+        assert "call 'once' is given up" not in log
+        assert "call 'failing' is given up: 3 attempts failed, the last with status 500" in log
+
+    run_async_world(tmp_path, work, **FAST, KEYSTAGE_ASYNC_ANSWER_BYTES="1000")
 
 
 def test_a_function_at_zero_is_woken_and_holds_up_no_other(tmp_path: Path) -> None:

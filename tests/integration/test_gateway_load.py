@@ -1,4 +1,7 @@
-"""When a gateway tells its load: at once, then with pauses, not at all when idle, again while it lasts."""
+"""When a gateway tells its load: at once, then with pauses, not at all when idle, again while it lasts.
+
+And at once when a replica leaves the routing, and when such a one has no request any longer.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
-from keystage.gateway.backend import Backend, BackendUnavailable, UnknownFunction
+from keystage.gateway.backend import (
+    Backend,
+    BackendUnavailable,
+    Endpoint,
+    FunctionState,
+    UnknownFunction,
+)
 from keystage.gateway.load import LoadReporter
 from keystage.gateway.metrics import Metrics
-from keystage.local.api import Load
+from keystage.gateway.replicas import Replicas
+from keystage.local.api import Deployment, Load
 
 
 class Recorder:
@@ -19,29 +29,49 @@ class Recorder:
     def __init__(self) -> None:
         self.heard: list[tuple[float, str, int, int]] = []
         self.fault: Exception | None = None
+        self.hands: list[dict[str, int]] = []
+        self.ready: dict[str, tuple[Endpoint, ...]] = {"f": (), "g": ()}
+        self._changed = asyncio.Event()
+
+    def get(self, name: str) -> FunctionState:
+        if name not in self.ready:
+            raise UnknownFunction(name)
+        return FunctionState(Deployment(service=name), 0.0, 1, self.ready[name], waking=False, trouble=())
+
+    async def changed(self, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s):
+            await self._changed.wait()
+
+    def serve(self, **ready: tuple[Endpoint, ...]) -> None:
+        self.ready = ready
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def report(self, name: str, load: Load) -> None:
         if self.fault is not None:
             raise self.fault
         self.heard.append((time.monotonic(), name, load.in_flight, load.started))
+        self.hands.append(load.replicas)
 
     @property
     def told(self) -> list[tuple[str, int, int]]:
         return [entry[1:] for entry in self.heard]
 
 
-Work = Callable[[Recorder, Metrics, LoadReporter], Coroutine[Any, Any, None]]
+Work = Callable[[Recorder, Metrics, Replicas], Coroutine[Any, Any, None]]
+A, B = Endpoint("f-0", "h:1"), Endpoint("f-1", "h:2")
 
 
 def run(work: Work, every_s: float = 0.1, repeat_s: float = 100.0) -> None:
     async def inside() -> None:
         recorder, metrics = Recorder(), Metrics()
         backend = cast("Backend", recorder)
-        reporter = LoadReporter(backend, metrics, every_s=every_s, repeat_s=repeat_s)
+        replicas = Replicas(backend, 1.0)
+        reporter = LoadReporter(backend, metrics, replicas, every_s=every_s, repeat_s=repeat_s)
         await reporter.start()
         try:
             async with asyncio.timeout(20):
-                await work(recorder, metrics, reporter)
+                await work(recorder, metrics, replicas)
         finally:
             await reporter.stop()
 
@@ -54,7 +84,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_the_first_request_at_once_the_rest_with_pauses_and_then_nothing() -> None:
-    async def work(recorder: Recorder, metrics: Metrics, reporter: LoadReporter) -> None:
+    async def work(recorder: Recorder, metrics: Metrics, _: Replicas) -> None:
         metrics.begin("f")
         await until(lambda: recorder.told == [("f", 1, 1)])
         for _ in range(50):
@@ -77,7 +107,7 @@ def test_the_first_request_at_once_the_rest_with_pauses_and_then_nothing() -> No
 def test_what_lasts_is_repeated_and_the_last_word_is_nothing() -> None:
     told: list[Recorder] = []
 
-    async def work(recorder: Recorder, metrics: Metrics, reporter: LoadReporter) -> None:
+    async def work(recorder: Recorder, metrics: Metrics, _: Replicas) -> None:
         told.append(recorder)
         metrics.begin("f")
         await until(lambda: recorder.told == [("f", 1, 1)] * 4)
@@ -87,7 +117,7 @@ def test_what_lasts_is_repeated_and_the_last_word_is_nothing() -> None:
 
 
 def test_a_backend_that_is_away_is_told_later_and_a_function_that_is_gone_is_not() -> None:
-    async def work(recorder: Recorder, metrics: Metrics, reporter: LoadReporter) -> None:
+    async def work(recorder: Recorder, metrics: Metrics, _: Replicas) -> None:
         recorder.fault = BackendUnavailable("away")
         metrics.begin("f")
         await asyncio.sleep(0.05)
@@ -103,6 +133,40 @@ def test_a_backend_that_is_away_is_told_later_and_a_function_that_is_gone_is_not
     run(work, every_s=0.01)
 
 
+def test_that_a_replica_leaves_and_that_its_last_request_ends_are_told_at_once() -> None:
+    async def work(recorder: Recorder, metrics: Metrics, replicas: Replicas) -> None:
+        recorder.serve(f=(A, B))
+        for _ in range(3):
+            metrics.begin("f")
+        held = [await replicas.acquire("f", time.monotonic(), frozenset()) for _ in range(3)]
+        assert held == [A, B, A]
+        await until(lambda: recorder.hands == [{"f-0": 2, "f-1": 1}])
+        recorder.serve(f=(B,))
+        await until(lambda: recorder.hands[1:] == [{"f-0": 2, "f-1": 1}])
+        replicas.release(A)
+        recorder.serve()  # removed
+        await until(lambda: recorder.hands[2:] == [{"f-0": 1, "f-1": 1}])
+        replicas.release(B)
+        await until(lambda: recorder.hands[3:] == [{"f-0": 1}])
+        replicas.release(A)
+        await until(lambda: recorder.hands[4:] == [{}])
+
+    run(work, every_s=1000.0)
+
+
+def test_a_replica_that_comes_and_one_of_a_function_never_told_are_no_news() -> None:
+    async def work(recorder: Recorder, metrics: Metrics, replicas: Replicas) -> None:
+        recorder.serve(f=(A,), g=(A, B))
+        metrics.begin("f")
+        await until(lambda: recorder.hands == [{"f-0": 0}])
+        recorder.serve(f=(A, B), g=())
+        await asyncio.sleep(0.1)
+        assert len(recorder.hands) == 1
+
+    run(work, every_s=1000.0)
+
+
 def test_every_start_of_a_gateway_has_a_name_of_its_own() -> None:
-    names = {LoadReporter(cast("Backend", Recorder()), Metrics()).gateway for _ in range(3)}
+    backend = cast("Backend", Recorder())
+    names = {LoadReporter(backend, Metrics(), Replicas(backend, 1.0)).gateway for _ in range(3)}
     assert len(names) == 3

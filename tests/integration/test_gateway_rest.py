@@ -55,13 +55,14 @@ def test_secrets_are_created_listed_replaced_and_removed_and_never_read_back(tmp
         assert await secret("POST", {"name": "token", "value": VALUE}) == 409
         assert await secret("POST", {"name": "a.raw-one", "rawValue": raw, "value": ""}) == 202
         assert await secret("PUT", {"name": "token", "rawValue": raw, "value": None, "unknown": 1}) == 202
+        assert await secret("PUT", {"name": "token", "value": "not this", "rawValue": raw}) == 202
+        assert (world.home.secrets / "token").read_text() == VALUE
         assert await secret("PUT", {"name": "absent", "value": VALUE}) == 404
         rows = json.loads((await ask("GET", "/system/secrets?namespace=openfaas-fn"))[1])
         assert rows == [{"name": name, "namespace": "openfaas-fn"} for name in ("a.raw-one", "token")]
         bad: list[dict[str, Any]] = [
             {"name": "s"},
             {"name": "s", "value": ""},
-            {"name": "s", "value": VALUE, "rawValue": raw},
             {"name": "s", "rawValue": VALUE + "!"},
             {"name": "s", "value": [VALUE]},
             {"value": VALUE},
@@ -149,11 +150,18 @@ def test_what_is_not_done_here_is_refused_with_its_reason(tmp_path: Path) -> Non
             "com.openfaas.scale.max": ("many", "scale.max"),
             "com.openfaas.scale.type": ("cpu", "scale.type"),
             "com.openfaas.scale.unheard-of": ("1", "scale.unheard-of"),
+            "com.openfaas.scale.zero-duration": ("10m", "no effect without com.openfaas.scale.zero=true"),
+            "com.openfaas.scale.factor": ("20", "scale.factor above 0 has no effect without"),
+            "keystage.role": ("stage", "has role stage and needs KEYSTAGE_PIPELINE"),
         }
         for label, (value, said) in labels.items():
             deployment = {"service": "f", "envProcess": "sleep 1", "labels": {label: value}}
             got, text, _ = await ask("POST", "/system/functions", json=deployment)
             assert (got, said in text) == (400, True), (label, text)
+        routers = {"keystage.role": "router", "com.openfaas.scale.min": "3"}
+        deployment = {"service": "f", "envProcess": "sleep 1", "labels": routers}
+        got, text, _ = await ask("POST", "/system/functions", json=deployment)
+        assert (got, "scale.min of a router must be 1" in text) == (400, True), text
         got, text, _ = await ask("POST", "/system/functions", json={"service": "f", "envProcess": "a\0b"})
         assert (got, "NUL" in text) == (400, True)
 

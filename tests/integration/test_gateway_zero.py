@@ -71,7 +71,7 @@ def labelled(deployment: Deployment, **labels: str) -> Deployment:
 
 def test_two_hundred_at_once_wake_a_function_that_went_to_zero_and_start_one_replica(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
-        await world.deploy(labelled(function(), zero="true", zero_duration="1s"))
+        await world.deploy(labelled(function(), zero="true", zero_duration="2s"))
         await world.wait_ready("echo")
         await until(world, lambda: not world.replicas("echo"))
         before = len(world.starts("echo"))
@@ -101,7 +101,7 @@ def test_two_hundred_at_once_wake_stages_at_zero_through_their_router_and_start_
 
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         router, *stages = deployments_for(bundle, pipeline, device=device, slo={"deadline_s": 1.0})
-        await world.deploy(router, *[labelled(s, zero="true", zero_duration="1s", max="2") for s in stages])
+        await world.deploy(router, *[labelled(s, zero="true", zero_duration="2s", max="2") for s in stages])
         await world.wait_ready("pipe")
         for name in names:
             await world.wait_ready(name)

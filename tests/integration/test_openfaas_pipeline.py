@@ -241,8 +241,9 @@ def test_check_gateway_ends_badly_with_the_reason(gateway: StandIn, password: Pa
     assert (code, "answered 401" in text, "credentials are missing or wrong" in text) == (3, True, True)
     code, text = check("--gateway", "http://127.0.0.1:9", "--timeout", "2")
     assert (code, "got no answer" in text) == (3, True)
-    code, text = check("--gateway", "gateway:8080")
-    assert (code, "must be http://HOST" in text) == (2, True)
+    for address in ("gateway:8080", "http://[::1"):
+        code, text = check("--gateway", address)
+        assert (code, "must be http://HOST" in text) == (2, True), address
     code, text = check(str(tmp_path / "none.yml"), "--gateway", gateway.url)
     assert (code, "none.yml cannot be read" in text) == (2, True)
     code, text = check("--gateway", gateway.url, "--password-file", str(tmp_path / "none"))

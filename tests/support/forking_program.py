@@ -8,6 +8,7 @@ does. `handler` is a redirector.
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from typing import Any
@@ -48,11 +49,17 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     variables |= {"Http_Method": scope["method"], "Http_Query": scope["query_string"].decode()}
     begun_s = time.monotonic()
     print(time.strftime("%Y/%m/%d %H:%M:%S"), "Forking fprocess.", flush=True)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command(), stdin=pipe, stdout=pipe, env={**os.environ, **variables}
+    process = (
+        await asyncio.to_thread(  # unlike uvloop's pipes it lets a program end without reading its input
+            subprocess.run,
+            command(),
+            input=body,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **variables},
+            check=False,
+        )
     )
-    output, _ = await process.communicate(body)
+    output = process.stdout
     took = f"{time.monotonic() - begun_s:.4f} seconds"
     print(time.strftime("%Y/%m/%d %H:%M:%S"), f"Wrote {len(output)} Bytes - Duration: {took}", flush=True)
     await answer(send, 500 if process.returncode else 200, output)

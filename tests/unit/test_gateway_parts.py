@@ -11,6 +11,7 @@ from keystage.gateway.backend import BadRequest, Endpoint, UnknownFunction
 from keystage.gateway.balance import Balancer
 from keystage.gateway.names import check_namespace, function_name
 from keystage.gateway.queries import LogQuery
+from keystage.gateway.routes import ROUTES
 from keystage.gateway.types import rfc3339
 
 
@@ -23,6 +24,12 @@ def test_names_may_carry_the_one_namespace() -> None:
     check_namespace("openfaas-fn")
     with pytest.raises(BadRequest, match="'kube-system'"):
         check_namespace("kube-system")
+
+
+def test_a_route_says_every_status_once() -> None:
+    for route in ROUTES:
+        statuses = [answer.status for answer in route.answers]
+        assert len(statuses) == len(set(statuses)), (route.method, route.path)
 
 
 def basic(text: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from keystage.gateway.server import JoinedWrites
+from keystage.gateway.joined_writes import JoinedWrites
 
 
 class Recorded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keystage.local.api import Deployment, Intent, Override
+from keystage.local.api import Deployment, Intent, Load, Override
 from keystage.local.errors import BadDeployment, UnknownFunction
 from keystage.local.events import (
     Answered,
@@ -23,7 +23,7 @@ from keystage.local.events import (
 )
 from keystage.local.ledger import Bounds, Ledger, backoff_s
 
-BOUNDS = Bounds(linger_s=0.3, drain_s=10.0, healthy_s=30.0, start_limit_s=100.0, misses=3)
+BOUNDS = Bounds(linger_s=0.3, drain_s=10.0, healthy_s=30.0, start_limit_s=100.0, misses=3, timeout_s=20.0)
 FUNCTION = Deployment(service="f", envProcess="serve")
 ROUTER = Deployment(
     service="p",
@@ -87,32 +87,89 @@ def test_scale_down_takes_starting_ones_first_then_the_youngest_and_lingers_befo
     assert states(ledger) == {"f-0": "ready", "f-1": "ready"}
 
 
-def test_the_last_replica_of_a_plain_function_is_stopped_when_nothing_is_in_hand() -> None:
+def loaded(at_s: float, ledger: Ledger, **counts: int) -> None:
+    replicas = {name.replace("_", "-"): count for name, count in counts.items()}
+    assert ledger.handle(Loaded("f", Load("g", sum(counts.values()), 9, replicas=replicas)), at_s) == []
+
+
+def test_a_plain_functions_replica_is_stopped_when_no_gateway_has_requests_there() -> None:
     ledger = ready_ledger(1)
-    assert ledger.handle(Loaded("f", 1), 2.0) == []
+    loaded(2.0, ledger, f_0=1)
     ledger.handle(Scaled("f", 0), 3.0)
     assert states(ledger) == {"f-0": "draining"}
     assert ledger.handle(Ticked(), 9.0) == []
     ledger.handle(Scaled("f", 1), 9.0)  # woken again meanwhile: the old one is still at work
     assert ledger.handle(Ticked(), 9.5) == []
-    ledger.handle(Loaded("f", 0), 9.6)
+    loaded(9.6, ledger)
     assert ledger.handle(Ticked(), 9.7) == [Terminate("f-0")]
     assert ledger.handle(Ticked(), 19.6) == []
     assert ledger.handle(Ticked(), 19.71) == [Kill("f-0")]
 
 
-def test_what_is_in_hand_is_waited_for_within_bounds_and_not_on_a_mere_scale_down() -> None:
-    ledger = ready_ledger(2)
-    ledger.handle(Loaded("f", 1), 2.0)
-    ledger.handle(Scaled("f", 1), 3.0)
-    assert ledger.handle(Ticked(), 3.31) == [Terminate("f-1")]
-    ledger.handle(Exited("f-1", ""), 3.4)
-    ledger.handle(Scaled("f", 0), 4.0)
-    assert ledger.handle(Ticked(), 13.9) == []
-    assert ledger.handle(Ticked(), 14.0) == [Terminate("f-0")]
-    assert ledger.handle(Ticked(), 24.01) == [Kill("f-0")]
+def test_what_is_in_hand_is_waited_for_on_scale_down_redeploy_and_removal() -> None:
+    ledger = ready_ledger(3)
+    loaded(2.0, ledger, f_0=1, f_1=1, f_2=1)
+    ledger.handle(Scaled("f", 2), 3.0)
+    assert ledger.handle(Ticked(), 3.4) == []
+    loaded(3.5, ledger, f_0=1, f_1=1)
+    assert ledger.handle(Ticked(), 3.6) == [Terminate("f-2")]
+    ledger.handle(Exited("f-2", ""), 3.7)
+    new = started(ledger.handle(Deployed(FUNCTION), 4.0))
+    for pid, name in enumerate(new):
+        ledger.handle(Started(name, 200 + pid, "127.0.0.1:1"), 4.0)
+        ledger.handle(Answered(name), 5.0)
+    assert states(ledger) == {"f-0": "draining", "f-1": "draining", "f-3": "ready", "f-4": "ready"}
+    assert ledger.handle(Ticked(), 5.5) == []
+    loaded(5.6, ledger, f_1=1, f_3=1, f_4=0)
+    assert ledger.handle(Ticked(), 5.7) == [Terminate("f-0")]
+    ledger.handle(Removed("f"), 6.0)
+    loaded(6.1, ledger, f_1=1, f_3=1)  # taken although the function is gone
+    assert ledger.handle(Ticked(), 6.4) == [Terminate("f-4")]
+    loaded(6.5, ledger)
+    assert ledger.handle(Ticked(), 6.6) == [Terminate("f-1"), Terminate("f-3")]
+    for name in states(ledger):
+        ledger.handle(Exited(name, ""), 6.7)
     with pytest.raises(UnknownFunction):
-        ledger.handle(Loaded("no", 0), 25.0)
+        ledger.handle(Loaded("f", Load("g", 0, 9)), 6.8)
+    ledger.handle(Ticked(), 6.9)
+    assert ledger.loads.of("f", 6.9) == ()
+
+
+def test_a_word_from_before_the_replica_left_does_not_do() -> None:
+    ledger = ready_ledger(1)
+    loaded(2.9, ledger, f_0=0)  # a request may have come since
+    ledger.handle(Scaled("f", 0), 3.0)
+    loaded(3.01, ledger, f_0=0)  # and still may: this gateway has not seen it leave
+    assert ledger.handle(Ticked(), 3.5) == []
+    loaded(3.6, ledger)
+    assert ledger.handle(Ticked(), 3.7) == [Terminate("f-0")]
+
+
+def test_what_is_in_hand_is_waited_for_within_bounds_and_not_by_programs_that_drain() -> None:
+    ledger = ready_ledger(1)
+    ledger.handle(Scaled("f", 0), 3.0)
+    for at_s in (3.1, 22.0):
+        loaded(at_s, ledger, f_0=1)
+    assert ledger.handle(Ticked(), 22.9) == []
+    assert ledger.handle(Ticked(), 23.0) == [Terminate("f-0")]  # the time-out
+    assert ledger.handle(Ticked(), 33.01) == [Kill("f-0")]
+    ledger = ready_ledger(1, ROUTER)
+    ledger.handle(Loaded("p", Load("g", 1, 1, replicas={"p-0": 1})), 2.0)
+    ledger.handle(Removed("p"), 3.0)
+    assert ledger.handle(Ticked(), 3.31) == [Terminate("p-0")]
+    with pytest.raises(UnknownFunction):
+        ledger.handle(Loaded("no", Load("g", 0, 0)), 25.0)
+
+
+def test_silence_at_work_is_no_miss_but_an_answer_or_refusal_and_silence_without_work_are() -> None:
+    ledger = ready_ledger(1)
+    loaded(2.0, ledger, f_0=1)
+    for at_s in range(3, 20):
+        assert ledger.handle(Missed("f-0", is_silent=True), float(at_s)) == []
+    assert ledger.handle(Missed("f-0"), 20.0) == []
+    loaded(21.0, ledger, f_0=0)
+    assert ledger.handle(Missed("f-0", is_silent=True), 22.0) == []
+    assert ledger.handle(Missed("f-0", is_silent=True), 23.0) == [Kill("f-0")]
 
 
 def test_own_drain_time_wins() -> None:

@@ -9,7 +9,7 @@ from keystage.controller.platforms.local_cap import Machine
 from keystage.controller.platforms.local_view import Seen, snapshot_of
 from keystage.local.api import Deployment, FunctionRecord, Load
 from keystage.local.errors import BadDeployment
-from keystage.local.loads import KEPT_S, MAX_GATEWAYS, Loads
+from keystage.local.loads import ANSWER_S, KEPT_S, MAX_GATEWAYS, Loads
 
 P = "com.openfaas.scale."
 
@@ -20,20 +20,21 @@ def test_the_newest_word_of_each_gateway_counts() -> None:
     loads.hear("f", Load("b", 1, 1), 2.0)
     loads.hear("f", Load("a", 0, 12), 3.0)
     assert loads.of("f", 4.0) == (Load("b", 1, 1, 2.0), Load("a", 0, 12, 3.0))
-    assert loads.in_flight("f", 4.0) == 1
     assert loads.of("g", 4.0) == ()
-    loads.forget("f")
+    loads.keep_only("fg".__contains__)
+    assert len(loads.of("f", 4.0)) == 2
+    loads.keep_only("g".__contains__)
     assert loads.of("f", 4.0) == ()
 
 
 def test_a_silent_gateway_is_forgotten_and_so_are_too_many() -> None:
     loads = Loads()
     loads.hear("f", Load("a", 3, 10), 0.0)
-    assert loads.in_flight("f", KEPT_S) == 3
-    assert loads.in_flight("f", KEPT_S + 0.1) == 0
+    assert len(loads.of("f", KEPT_S)) == 1
+    assert loads.of("f", KEPT_S + 0.1) == ()
     for n in range(MAX_GATEWAYS + 5):
         loads.hear("f", Load(f"g{n}", 1, 1), 1.0)
-    assert loads.in_flight("f", 1.0) == MAX_GATEWAYS
+    assert len(loads.of("f", 1.0)) == MAX_GATEWAYS
     assert loads.of("f", 1.0)[0].gateway == "g5"
 
 
@@ -44,11 +45,45 @@ def test_a_silent_gateway_is_forgotten_and_so_are_too_many() -> None:
         (Load("g" * 129, 0, 0), "not 129"),
         (Load("g", -1, 0), "in_flight must be at least 0, not -1"),
         (Load("g", 0, -2), "started must be at least 0, not -2"),
+        (Load("g", 0, 0, replicas={"f-0": -3}), r"replicas\[f-0\] must be at least 0, not -3"),
+        (Load("g", 0, 0, replicas={str(n): 0 for n in range(10_001)}), "at most 10000, not 10001"),
     ],
 )
 def test_reports_out_of_bounds_are_refused(load: Load, said: str) -> None:
     with pytest.raises(BadDeployment, match=said):
         Loads().hear("f", load, 0.0)
+
+
+def hand(at_s: float, gateway: str = "a", **counts: int) -> Loads:
+    loads = Loads()
+    loads.hear("f", Load(gateway, sum(counts.values()), 9, replicas=counts), at_s)
+    return loads
+
+
+def test_a_replica_that_left_may_have_work_until_every_gateway_has_said_since_that_it_has_none() -> None:
+    def may(loads: Loads, at_s: float) -> bool:
+        return loads.may_have_work("f", "r", left_s=10.0, at_s=at_s)
+
+    assert not may(Loads(), 10.5)  # nobody was ever heard of
+    assert may(hand(9.0, r=1), 60.0)
+    assert may(hand(9.0, r=0), 10.5)
+    assert may(hand(9.0), 10.5)  # it may have become ready, and got a request, since
+    assert not may(hand(9.0), 10.0 + ANSWER_S)  # that gateway is gone
+    assert may(hand(10.1, r=0), 10.5)  # said before it saw the replica leave
+    assert may(hand(10.1, r=2), 69.0)
+    assert not may(hand(10.1, r=2), 10.2 + KEPT_S)
+    assert not may(hand(10.1, other=2), 10.5)
+    two = hand(10.1)
+    two.hear("f", Load("b", 1, 1, replicas={"r": 1}), 10.2)
+    assert may(two, 10.5)
+    two.hear("f", Load("b", 0, 1), 10.6)
+    assert not may(two, 10.7)
+
+
+def test_at_work_is_what_some_gateway_has_there() -> None:
+    assert hand(1.0, r=1).is_at_work("f", "r", 2.0)
+    assert not hand(1.0, r=0, other=1).is_at_work("f", "r", 2.0)
+    assert not hand(1.0, r=1).is_at_work("f", "r", 2.0 + KEPT_S)
 
 
 def view(role: str = "function", *, tells_load: bool = True, **labels: str) -> FunctionView:

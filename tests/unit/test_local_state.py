@@ -10,12 +10,14 @@ import msgspec
 import pytest
 
 from keystage.bundle.api import emulated
-from keystage.local import logs, store
+from keystage.controller.platforms import local_view
+from keystage.local import api, logs, store
 from keystage.local.api import Deployment, FunctionRecord, Override
 from keystage.local.errors import BadDeployment, CorruptState, HomeLocked, LocalError
 from keystage.local.home import Home, control_socket, read_credentials
+from keystage.local.key_stages import resolve
 from keystage.local.pipeline import deployments_for
-from keystage.local.program import check, program, with_port
+from keystage.local.program import check, program, upkeep, with_port
 
 
 def test_home_makes_credentials_once_and_keeps_them_private(tmp_path: Path) -> None:
@@ -96,6 +98,9 @@ def test_corrupt_functions_are_refused_with_file_and_line(tmp_path: Path, damage
         store.load(file)
 
 
+PIPELINE = {"KEYSTAGE_PIPELINE": "p", "KEYSTAGE_BUNDLE": "file:///b"}
+
+
 @pytest.mark.parametrize(
     ("deployment", "said"),
     [
@@ -104,12 +109,24 @@ def test_corrupt_functions_are_refused_with_file_and_line(tmp_path: Path, damage
         (Deployment(service="a" * 64), "must have at most 63"),
         (Deployment(service="f"), "envProcess is empty"),
         (Deployment(service="f", envProcess="say 'hi"), "cannot be parsed"),
+        (Deployment(service="f", envProcess="serve a\0b"), "envProcess holds a NUL"),
         (
             Deployment(service="f", envProcess="x", annotations={"com.openfaas.ready.http.path": "ready"}),
             r"com\.openfaas\.ready\.http\.path must be a path .* not 'ready'",
         ),
         (Deployment(service="f", envVars={"KEYSTAGE_ROLE": "king"}), "not 'king'"),
         (Deployment(service="f", envVars={"KEYSTAGE_ROLE": "stage"}), "needs KEYSTAGE_PIPELINE"),
+        (Deployment(service="f", envProcess="x", labels={"keystage.role": "king"}), "not 'king'"),
+        (
+            Deployment(service="f", envProcess="x", labels={"keystage.role": "stage"}),
+            "needs KEYSTAGE_PIPELINE",
+        ),
+        (
+            Deployment(
+                service="f", labels={"keystage.role": "stage", "keystage.stage": "0"}, envVars=PIPELINE
+            ),
+            "has role stage and needs KEYSTAGE_STAGES",
+        ),
         (Deployment(service="f", envProcess="x", envVars={"A=B": "1"}), "'A=B'"),
         (Deployment(service="f", envProcess="x", envVars={"KEYSTAGE_DRAIN_S": "nan"}), "KEYSTAGE_DRAIN_S"),
         (
@@ -124,6 +141,30 @@ def test_corrupt_functions_are_refused_with_file_and_line(tmp_path: Path, damage
 def test_impossible_deployments_are_refused_by_name(deployment: Deployment, said: str) -> None:
     with pytest.raises(BadDeployment, match=said):
         check(deployment)
+
+
+@pytest.mark.parametrize("kind", ["router", "stage"])
+def test_a_role_by_label_alone_is_that_role_everywhere(kind: str) -> None:
+    by_label = Deployment(
+        service="f", labels={"keystage.role": kind}, envVars={**PIPELINE, "KEYSTAGE_STAGES": "1"}
+    )
+    check(by_label)
+    made = program(by_label, replica="f-0", run=Path("/run/ks-1"), inherited={})
+    assert made.module == {"router": "keystage.router.app", "stage": "keystage.worker.app"}[kind]
+    assert upkeep(by_label).exclusive == (kind == "router")
+    record = FunctionRecord(deployment=by_label, created_at_s=0.0)
+    assert local_view.role_of(record) == api.role_of(by_label) == kind
+    named = resolve({"p": [1]}, [by_label])
+    assert [(s.bundle, s.stage) for s in named] == ([("file:///b", 1)] if kind == "stage" else [])
+
+
+def test_the_environment_says_the_role_before_the_label() -> None:
+    both = Deployment(
+        service="f", envProcess="x", labels={"keystage.role": "stage"}, envVars={"KEYSTAGE_ROLE": "function"}
+    )
+    check(both)
+    assert api.role_of(both) == "function"
+    assert api.role_of(msgspec.structs.replace(both, envVars={"KEYSTAGE_ROLE": ""})) == "stage"
 
 
 def test_a_pipeline_becomes_a_router_and_one_function_per_stage(tmp_path: Path) -> None:
@@ -146,13 +187,17 @@ def test_a_pipeline_becomes_a_router_and_one_function_per_stage(tmp_path: Path) 
 
 
 def test_port_is_put_into_a_command_and_nothing_else() -> None:
-    assert with_port(("serve", "$PORT", "--at=${PORT}", "$HOME", "100%$"), 8) == (
-        "serve",
-        "8",
-        "--at=8",
-        "$HOME",
-        "100%$",
-    )
+    for given, made in {
+        "serve": "serve",
+        "$PORT": "8",
+        "--at=${PORT}": "--at=8",
+        "$HOME": "$HOME",
+        "100%$": "100%$",
+        "echo $$; a$$b": "echo $$; a$$b",
+        "$PORTS ${PORTS} $port": "$PORTS ${PORTS} $port",
+        "h:$PORT/$PORT": "h:8/8",
+    }.items():
+        assert with_port((given,), 8) == (made,)
 
 
 def test_log_keeps_lines_with_times_within_its_bound(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keystage.controller.domain.decision import SetReplicas
-from keystage.controller.domain.snapshot import FunctionView, Snapshot
+from keystage.controller.domain.snapshot import FunctionView, Snapshot, Target
 from keystage.controller.domain.state import PolicyState
 from keystage.controller.platforms.openfaas_memory import SETTLE_S, Memory, Starts, see, state
 from keystage.controller.platforms.openfaas_view import gateway_snapshot
@@ -122,6 +122,16 @@ def test_only_what_can_be_at_zero_goes_there() -> None:
     assert only(seen(told(1, 1, **labels), kind="openfaas-pro")).zero_after_s == 900.0
     assert only(seen(told(1, 1, **labels), kind="openfaas-ce")).zero_after_s is None
     assert only(seen(told(1, 1, **labels), kind="faasd")).zero_after_s is None
+
+
+def test_labels_without_effect_on_a_stock_gateway_take_nothing_from_the_others() -> None:
+    p = "com.openfaas.scale."
+    lone = {p + "zero-duration": "10m", p + "target": "5", p + "type": "capacity", p + "max": "4"}
+    view = only(seen(told(1, 1, **lone), kind="openfaas-pro"))
+    assert (view.zero_after_s, view.target, view.max_replicas) == (None, Target("capacity", 4.5, None), 4)
+    assert (
+        only(seen(told(1, 1, **{p + "factor": "20", p + "max": "4"}), kind="openfaas-pro")).max_replicas == 4
+    )
 
 
 def pipeline(device: str, queue: int, tick: int = 0) -> Snapshot:

@@ -17,7 +17,7 @@ STAGE = Deployment(
     service="s",
     envVars={
         "KEYSTAGE_ROLE": "stage", "KEYSTAGE_PIPELINE": "p", "KEYSTAGE_BUNDLE": "file:///b",
-        "KEYSTAGE_THREADS": "1",
+        "KEYSTAGE_STAGES": "0", "KEYSTAGE_THREADS": "1",
     },
 )  # fmt: skip
 

@@ -156,6 +156,7 @@ class LoadWorld:
     def __enter__(self) -> Self:
         self._adopting = subreaper()
         self._adopting.__enter__()
+        hidden = {} if self.device.startswith("cuda") else {"CUDA_VISIBLE_DEVICES": ""}
         with (self.folder / "daemon.log").open("wb") as log:
             self._daemon = subprocess.Popen(
                 [sys.executable, "-m", "keystage.keysmanager.app"],
@@ -163,6 +164,7 @@ class LoadWorld:
                     REGISTER_BYTES: str(ALL_BUNDLES_BYTES),
                     "KEYSTAGE_STANDBYS_PER_KEY_STAGE": "0",  # those that are measured are asked for
                     **os.environ,
+                    **hidden,
                     "KEYSTAGE_KEYSMANAGER": str(self.client.path),
                     "KEYSTAGE_KEYSMANAGER_STATE": str(self.folder / "state"),
                     "KEYSTAGE_LIFELINE_FD": str(self._life[0]),

@@ -64,7 +64,7 @@ def run(settings: ControllerSettings, stop: threading.Event | None = None) -> No
     """Steers the world until `stop` is set."""
     stop = stop or threading.Event()
     platform = make_platform(settings)
-    settings.home.mkdir(parents=True, exist_ok=True)
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = DecisionLog(settings.home / "decisions.jsonl", settings.decisions_bytes)
     try:
         Loop(platform, settings.policy_settings(), log, tick_s=settings.tick_s).run(stop)
@@ -96,7 +96,9 @@ def main() -> int:
     try:
         settings = ControllerSettings()
     except ValidationError as error:
-        sys.stderr.write(f"controller: {error}\n")
+        for fault in error.errors():  # without what was given: an address may hold a password
+            name = "".join(f"KEYSTAGE_{part}: ".upper() for part in fault["loc"][:1])
+            sys.stderr.write(f"controller: {name}{fault['msg']}\n")
         return 2
     stop = threading.Event()
 

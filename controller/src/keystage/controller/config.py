@@ -36,7 +36,9 @@ class ControllerSettings(BaseSettings):
             gives each default's reason, those of the objective included).
     """
 
-    model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="KEYSTAGE_", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
     control: Path | None = None
     gateway: str = ""

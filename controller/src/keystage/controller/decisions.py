@@ -8,6 +8,7 @@ a replay can start anywhere, also after a rotation.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,7 +58,10 @@ class DecisionLog:
         line = msgspec.json.encode(record) + b"\n"
         if self._path.exists() and self._path.stat().st_size + len(line) > self._max_bytes:
             self._path.replace(self._path.with_name(self._path.name + ".1"))
-        with self._path.open("ab") as file:
+        # Deployments are in a snapshot, and their environment may be nobody else's business.
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "ab") as file:
+            os.fchmod(fd, 0o600)
             file.write(line)
 
 

@@ -34,6 +34,7 @@ from keystage.gateway.server import client_protocol, settle_memory
 from keystage.gateway.timeouts import silence_s
 from keystage.gateway.websocket import PING_S, WebSocketProxy
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
+from keystage.wire.metrics import Sample, Samples
 
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections (90 s), so that it is they who close them."""
@@ -118,6 +119,7 @@ async def serve(settings: GatewaySettings) -> None:
     credentials = read_credentials(settings)
     backend = LocalBackend(settings.control)
     metrics = Metrics()
+    metrics.export(Samples(lambda: [Sample("keystage_view_age_seconds", {}, backend.view_age_s())]))
     replicas = Replicas(backend, settings.wake_s, settings.max_waiting)
     upstream_s = silence_s(settings.timeout_s)
     proxy = Proxy(replicas, metrics, max_body_bytes=settings.max_body_bytes, upstream_s=upstream_s)
@@ -130,7 +132,7 @@ async def serve(settings: GatewaySettings) -> None:
         http=[(b"/function/", proxy), (b"/async-function/", calls)],
         websocket=websockets,
     )
-    parts: tuple[Part, ...] = (backend, LoadReporter(backend, metrics), proxy, calls)
+    parts: tuple[Part, ...] = (backend, LoadReporter(backend, metrics, replicas), proxy, calls)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -13,6 +13,9 @@ from typing import Protocol
 
 from keystage.local.api import Deployment, Load, Usage
 
+STALE_S = 60.0
+"""Older than this a view is not to be trusted: three times the longest silence of a backend that is well."""
+
 
 class GatewayError(Exception):
     """Base of this part's errors; `status` is the HTTP status it is answered with."""
@@ -117,6 +120,9 @@ class Backend(Protocol):
             UnknownFunction: it is not deployed.
         """
 
+    def view_age_s(self) -> float:
+        """Seconds since the view was last known to be right."""
+
     async def changed(self, timeout_s: float) -> None:
         """Waits until the view changes, at most `timeout_s` seconds."""
 
@@ -170,10 +176,12 @@ class Backend(Protocol):
         """
 
     async def report(self, name: str, load: Load) -> None:
-        """Tells what this gateway has in hand for a function; the controller scales plain functions by it.
+        """Tells what this gateway has in hand for a function.
+
+        The controller scales plain functions by it, and a replica that has requests is let finish them.
 
         Raises:
-            UnknownFunction: it is not deployed.
+            UnknownFunction: it is not deployed, and no replica of it is left.
         """
 
     async def secrets(self) -> list[str]:

@@ -40,9 +40,11 @@ _OURS = HOP_BY_HOP | {
     b"expect",
     b"host",
     b"via",
+    b"x-call-id",
     b"x-forwarded-for",
     b"x-forwarded-host",
     b"x-forwarded-proto",
+    b"x-start-time",
 }
 _TOLD = HOP_BY_HOP | {b"x-call-id", b"x-served-by", b"x-start-time"}
 _SCHEMES = {b"http": b"http", b"https": b"https", b"ws": b"http", b"wss": b"https"}
@@ -79,7 +81,7 @@ def for_client(pairs: Pairs) -> list[tuple[bytes, bytes]]:
 
 
 def for_replica(pairs: Pairs, *, client: str, scheme: str, version: str = "1.1") -> list[tuple[bytes, bytes]]:
-    """Headers of the request to a replica.
+    """Headers of the request to a replica, but `X-Call-Id` and `X-Start-Time`, which the caller adds.
 
     What a proxy before this one told of the client stays: its `X-Forwarded-Host` and
     `X-Forwarded-Proto`, and its list in `X-Forwarded-For`, to which this one adds.

@@ -1,8 +1,10 @@
-"""Tells the backend what this gateway has in hand for each function: the controller scales by it.
+"""Tells the backend what this gateway has in hand for each function, and on which replicas.
 
-Before it: `gateway.metrics` counts. After it: `Backend.report`. A function's first request is told at once,
-changes after that once a second, and nothing while nothing happens; what lasts is repeated, since the
-backend forgets gateways that are silent. It must not slow a request, nor decide anything.
+The controller scales by it, and replicas that leave are let finish. Before it: `gateway.metrics` and
+`gateway.replicas` count. After it: `Backend.report`. A function's first request is told at once, and so is
+that a replica left the routing, and that the last request on such a one ended; other changes once a second,
+and nothing while nothing happens; what lasts is repeated, since the backend forgets gateways that are
+silent. It must not slow a request, nor decide anything.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import uuid
 
 from keystage.gateway.backend import Backend, GatewayError, UnknownFunction
 from keystage.gateway.metrics import Metrics
+from keystage.gateway.replicas import Replicas
 from keystage.local.api import Load
 
 EVERY_S = 1.0
 REPEAT_S = 10.0
 """Several times within the minute for which the backend keeps a report."""
 LAST_WORD_S = 1.0
+VIEW_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +33,8 @@ class LoadReporter:
 
     Args:
         backend: takes reports.
-        metrics: counts.
+        metrics: counts by function.
+        replicas: counts by replica.
         every_s: seconds between two reports on one function.
         repeat_s: seconds after which a function that has requests in flight is told again.
 
@@ -38,30 +43,41 @@ class LoadReporter:
     """
 
     def __init__(
-        self, backend: Backend, metrics: Metrics, *, every_s: float = EVERY_S, repeat_s: float = REPEAT_S
+        self,
+        backend: Backend,
+        metrics: Metrics,
+        replicas: Replicas,
+        *,
+        every_s: float = EVERY_S,
+        repeat_s: float = REPEAT_S,
     ) -> None:
         self.gateway = f"gateway-{uuid.uuid4().hex}"
         self._backend = backend
         self._metrics = metrics
+        self._replicas = replicas
         self._every_s = every_s
         self._repeat_s = repeat_s
         self._stirred = asyncio.Event()
         self._told: dict[str, tuple[float, int]] = {}
         """By function: when it was told last (monotonic seconds), and how much was in flight."""
-        self._task: asyncio.Task[None] | None = None
+        self._urgent: set[str] = set()
+        self._ready: dict[str, frozenset[str]] = {}
+        """Replicas of each function that was told, as the newest view had them."""
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begins to report."""
         self._metrics.stir = self._stirred.set
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._replicas.let_go = self._hurry
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run()), loop.create_task(self._follow())]
 
     async def stop(self) -> None:
         """Ends, and says that nothing is in hand any longer."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         busy = [function for function, (_, in_flight) in self._told.items() if in_flight]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_S):
@@ -69,6 +85,21 @@ class LoadReporter:
                     with contextlib.suppress(GatewayError):
                         load = Load(self.gateway, 0, self._metrics.invocations(function))
                         await self._backend.report(function, load)
+
+    def _hurry(self, function: str) -> None:
+        self._urgent.add(function)
+        self._stirred.set()
+
+    async def _follow(self) -> None:
+        """Sees replicas leave the routing, and has that told at once."""
+        while True:
+            await self._backend.changed(VIEW_S)
+            self._replicas.note_left()
+            for function, before in list(self._ready.items()):
+                now = self._replicas.ready(function)
+                if before - now:
+                    self._hurry(function)
+                self._ready[function] = now
 
     async def _run(self) -> None:
         while True:
@@ -92,17 +123,24 @@ class LoadReporter:
         for function in self._metrics.touched:
             told = self._told.get(function)
             times[function] = 0.0 if told is None else told[0] + self._every_s
-        return times
+        return times | dict.fromkeys(self._urgent, 0.0)
 
     async def _tell(self, function: str) -> None:
         self._metrics.touched.discard(function)
+        self._urgent.discard(function)
         in_flight = self._metrics.in_flight(function)
-        load = Load(self.gateway, in_flight, self._metrics.invocations(function))
+        load = Load(
+            self.gateway,
+            in_flight,
+            self._metrics.invocations(function),
+            replicas=self._replicas.in_hand(function),
+        )
+        self._ready[function] = self._replicas.ready(function)
         self._told[function] = (time.monotonic(), in_flight)
         try:
             await self._backend.report(function, load)
         except UnknownFunction:
-            del self._told[function]  # removed meanwhile
+            del self._told[function], self._ready[function]  # removed meanwhile
         except GatewayError as error:
             _log.warning("load of function %s is not told: %s", function, error)
             self._metrics.touched.add(function)

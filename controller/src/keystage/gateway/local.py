@@ -57,6 +57,7 @@ class LocalBackend:
         self._version = (0, "")
         self._states: dict[str, FunctionState] = {}
         self._changed = asyncio.Event()
+        self._synced_at_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -69,7 +70,7 @@ class LocalBackend:
                         await self._refresh()
                         break
                     except BackendUnavailable as error:
-                        _log.info("waiting for the supervisor: %s", error)
+                        _log.info("waiting for the supervisor: %s (%r)", error, error.__cause__)
                         await asyncio.sleep(RETRY_S)
         except TimeoutError:
             await self._session.close()
@@ -97,6 +98,10 @@ class LocalBackend:
             return self._states[name]
         except KeyError:
             raise UnknownFunction(f"function {name} is not deployed") from None
+
+    def view_age_s(self) -> float:
+        """Seconds since the supervisor last said what there is, or that nothing changed."""
+        return time.monotonic() - self._synced_at_s
 
     async def changed(self, timeout_s: float) -> None:
         """Waits until the view changes, at most `timeout_s` seconds."""
@@ -145,8 +150,8 @@ class LocalBackend:
         return msgspec.json.decode(await self._ask("GET", f"/functions/{name}/usage"), type=Usage)
 
     async def report(self, name: str, load: Load) -> None:
-        """Tells this gateway's load."""
-        self.get(name)
+        """Tells this gateway's load, also for a removed function that has replicas at work."""
+        check_name(name)
         await self._ask("PUT", f"/functions/{name}/load", msgspec.json.encode(load))
 
     async def secrets(self) -> list[str]:
@@ -165,27 +170,41 @@ class LocalBackend:
         await self._ask("DELETE", _secret_path(name), missing=UnknownSecret)
 
     async def _follow(self) -> None:
+        failures = 0
         while True:
             try:
-                await self._refresh(self._version[0])
-            except BackendUnavailable as error:
-                _log.warning("view is stale: %s", error)
+                # After a failure all is asked for: a supervisor that started anew counts from 1.
+                await self._refresh(0 if failures else self._version[0])
+            except Exception as error:  # noqa: BLE001
+                # Whatever it is: were this task to end, the routing would be stale for ever and nobody told.
+                if not failures:
+                    _log.warning("view is stale: %r (%r)", error, error.__cause__)
+                failures += 1
                 await asyncio.sleep(RETRY_S)
+            else:
+                if failures:
+                    _log.info("view is fresh again, after %d failures", failures)
+                failures = 0
 
     async def _refresh(self, since: int = 0) -> None:
         body = await self._ask("GET", f"/watch?since={since}", timeout=WATCH)
-        view = msgspec.json.decode(body, type=View)
+        try:
+            view = msgspec.json.decode(body, type=View)
+        except msgspec.DecodeError as error:
+            raise BackendUnavailable(f"the supervisor's view cannot be read: {error}") from error
         version, incarnation = self._version
         if view.incarnation == incarnation and view.version <= version:
+            self._synced_at_s = time.monotonic()
             return
         replicas: dict[str, list[ReplicaRecord]] = {}
         for replica in view.replicas:
             replicas.setdefault(replica.function, []).append(replica)
-        self._version = (view.version, view.incarnation)
         self._states = {
             record.deployment.service: _state(record, replicas.get(record.deployment.service, []))
             for record in view.functions
         }
+        self._version = (view.version, view.incarnation)
+        self._synced_at_s = time.monotonic()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -205,8 +224,10 @@ class LocalBackend:
                 method, yarl.URL(_BASE + path, encoded=True), data=body, timeout=timeout, headers=headers
             ) as answer:
                 content = await answer.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise BackendUnavailable(f"control socket {self._socket}: {error!r}") from error
+        except TimeoutError as error:
+            raise BackendUnavailable(f"the supervisor did not answer within {timeout.total:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise BackendUnavailable("the supervisor cannot be reached: it ends, or starts anew") from error
         if answer.status < 300:
             return content
         message = _message(content)
@@ -216,7 +237,7 @@ class LocalBackend:
             raise BadRequest(message)
         if answer.status == 412:
             raise AlreadyDeployed(message)
-        raise BackendUnavailable(f"control socket {self._socket}: status {answer.status}, {message}")
+        raise BackendUnavailable(f"the supervisor answered with status {answer.status}: {message}")
 
 
 def _secret_path(name: str) -> str:

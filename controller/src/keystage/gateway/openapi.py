@@ -17,7 +17,7 @@ from keystage.gateway.routes import ANY, JSON, LINES, ROUTES, TEXT, Answer, Para
 
 _REFERENCE = "#/components/schemas/{name}"
 _GIVEN = {"type": "string", "minLength": 1}
-_ONE_VALUE = [{"required": [name], "properties": {name: _GIVEN}} for name in ("value", "rawValue")]
+_A_VALUE = [{"required": [name], "properties": {name: _GIVEN}} for name in ("value", "rawValue")]
 _UNAUTHORISED = Answer(
     "401", "credentials are missing or wrong", headers={"WWW-Authenticate": f"`{CHALLENGE}`"}
 )
@@ -35,7 +35,7 @@ def document(routes: Iterable[Route] = ROUTES) -> dict[str, Any]:
     kinds += [r.body for r in routes if r.body not in (None, ANY)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     known = dict(zip(map(repr, kinds), schemas, strict=True))
-    components[types.Secret.__name__]["oneOf"] = _ONE_VALUE
+    components[types.Secret.__name__]["anyOf"] = _A_VALUE
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         item = paths.setdefault(route.path, {})

@@ -227,9 +227,8 @@ def _begin(scope: Scope, incoming: Incoming) -> _Call:
             declared_bytes = int(value)
     if not call_id:
         call_id = os.urandom(16).hex().encode()
-        headers.append((b"x-call-id", call_id))
     start = (b"x-start-time", b"%d" % time.time_ns())
-    headers.append(start)
+    headers += (b"x-call-id", call_id), start
     return _Call(
         function=name.decode("latin-1"),
         target=target,

@@ -8,6 +8,7 @@ can have reached the first; everything else that fails is the runner's to try ag
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 
@@ -24,6 +25,7 @@ POOL_IDLE_S = 3.0
 """Shorter than any server's keep-alive (uvicorn: 5 s), so that it is us who close idle connections."""
 _SKIPPED = frozenset({"User-Agent", "Accept", "Accept-Encoding", "Content-Type"})
 _TEXT = "text/plain; charset=utf-8"
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,12 +33,13 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        status: the function's own, or the one that stands for why there is none.
+        status: the function's own, or the one that stands for why there is none to pass on.
         content_type: of `body`, empty if the function named none.
         body: the answer, or why there is none in words.
         is_answer: whether the function answered.
         seconds: the attempt's length.
         retry_after_s: the function's own wish, 0 without.
+        dropped_status: the function's own where its answer is not passed on and `status` says so, else 0.
     """
 
     status: int
@@ -45,6 +48,12 @@ class Outcome:
     is_answer: bool
     seconds: float = 0.0
     retry_after_s: float = 0.0
+    dropped_status: int = 0
+
+    @property
+    def own_status(self) -> int:
+        """The function's own if it answered: it is counted, and decides whether the call is tried again."""
+        return self.dropped_status or self.status
 
 
 class Attempts:
@@ -97,7 +106,7 @@ class Attempts:
             outcome = await self._pass(call, started_s)
         finally:
             seconds = time.monotonic() - started_s
-            self._metrics.end(call.function, outcome.status, seconds)
+            self._metrics.end(call.function, outcome.own_status, seconds)
         return dataclasses.replace(outcome, seconds=seconds)
 
     async def _pass(self, call: Call, started_s: float) -> Outcome:
@@ -131,16 +140,37 @@ class Attempts:
                 size += len(chunk)
                 if call.callback and size <= self._answer_bytes:
                     parts.append(chunk)
-            if call.callback and size > self._answer_bytes:
-                text = f"the answer has {size} bytes, at most {self._answer_bytes} are passed to a callback"
-                return Outcome(502, _TEXT, f"{text}\n".encode(), is_answer=True)
-            return Outcome(
+            outcome = Outcome(
                 answer.status,
                 answer.headers.get("content-type", ""),
                 b"".join(parts),
                 is_answer=True,
                 retry_after_s=_seconds(answer.headers.get("retry-after", "")),
             )
+            if call.callback and size > self._answer_bytes:
+                return self._without_body(call, outcome, size)
+            return outcome
+
+    def _without_body(self, call: Call, outcome: Outcome, size_bytes: int) -> Outcome:
+        """The function did its work; its answer is too large for the callback, which is told so instead."""
+        text = (
+            f"the answer has {size_bytes} bytes, at most {self._answer_bytes} are passed to a callback "
+            "(KEYSTAGE_ASYNC_ANSWER_BYTES)"
+        )
+        _log.warning(
+            "function %s: call %r answered with status %d; its body is dropped: %s",
+            call.function,
+            call.id,
+            outcome.status,
+            text,
+        )
+        return dataclasses.replace(
+            outcome,
+            status=502,
+            content_type=_TEXT,
+            body=f"{text}\n".encode(),
+            dropped_status=outcome.status,
+        )
 
 
 def _failed(status: int, text: str) -> Outcome:

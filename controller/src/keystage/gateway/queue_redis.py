@@ -38,6 +38,10 @@ SOCKET_S = 5.0
 HEAR_S = 0.25
 STOP_S = 1.0
 RETRY_S = 0.5
+IDLE_LEASES = 10
+"""Of silence after which a consumer without calls counts as a gateway that ended."""
+TELL_S = 10.0
+"""Between two lines of the log on the same kind of trouble."""
 MAX_DEAD = 1000
 """Given-up calls kept; the oldest go first. With the largest bodies taken by default they have 1 GiB."""
 _Value = str | int | bytes
@@ -90,6 +94,10 @@ class RedisQueue:
         self._due_at_s = math.inf
         self._is_lost = False
         self._is_judged = False
+        self._is_loss_told = False
+        self._told_at_s = {False: -math.inf, True: -math.inf}
+        """When a loss, and a refusal, was logged last (monotonic seconds)."""
+        self._has_taken = False
         self._stir: Callable[[], None] = _nothing
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,13 +109,17 @@ class RedisQueue:
         self._tasks = [loop.create_task(self._hear()), loop.create_task(self._renew())]
 
     async def stop(self) -> None:
-        """Closes the connections."""
+        """Leaves the consumer groups and closes the connections."""
         self._stopping.set()
         left = set(self._tasks)
         if left:
             # A connection that is being made is let finish: cancelled then, it may stay open, or go on.
             _, left = await asyncio.wait(left, timeout=STOP_S)
         await end(left)
+        if self._has_taken and not self._is_lost:
+            with contextlib.suppress(QueueUnavailable, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._tidy(self._consumer)
         with contextlib.suppress(RedisError, OSError):
             await self._redis.aclose()
             await self._pool.disconnect()
@@ -138,6 +150,7 @@ class RedisQueue:
         """Takes what may be run now."""
         if not room:
             return []
+        self._has_taken = True
         claims = time.monotonic() >= self._claims_from_s
         due_ms, taken = await self._run(
             scripts.TAKE,
@@ -252,8 +265,13 @@ class RedisQueue:
             _log.warning("Redis at %s may evict accepted calls: maxmemory-policy %s", self._where, policy)
 
     async def _renew(self) -> None:
+        tidies_at_s = time.monotonic() + self._lease_s
         while not self._stopping.is_set():
             await self._pause(self._lease_s / 3)
+            if time.monotonic() >= tidies_at_s:
+                tidies_at_s = time.monotonic() + self._lease_s
+                with contextlib.suppress(QueueUnavailable):
+                    await self._tidy()
             held = sorted(self._held)
             if not held:
                 continue
@@ -267,6 +285,13 @@ class RedisQueue:
                 continue  # told by whoever waits for an answer; leases run on at Redis meanwhile
             for entry in lost:
                 _log.debug("lease of entry %s is over or another gateway's", entry)
+
+    async def _tidy(self, leaving: str = "") -> None:
+        """Removes consumers that hold nothing: one that leaves, and those that are silent for long."""
+        names = await self.functions()
+        if names:
+            idle_ms = max(1, int(IDLE_LEASES * self._lease_s * 1000))
+            await self._run(scripts.TIDY, [_lines(name)[0] for name in names], [GROUP, leaving, idle_ms])
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -285,16 +310,27 @@ class RedisQueue:
             raise
         except (RedisError, OSError) as error:
             self._lose(error)
-            raise QueueUnavailable(f"the asynchronous queue in Redis at {self._where}: {error}") from error
+            # Callers need no credentials: where Redis is and what it says is for the log alone.
+            raise QueueUnavailable(
+                "the asynchronous queue in Redis did not acknowledge this: ask again later (Retry-After)"
+            ) from error
         if self._is_lost:
-            self._is_lost = False
+            self._is_lost = self._is_loss_told = False
             # Other gateways get the time to renew what they hold before anything is claimed from them.
             self._claims_from_s = time.monotonic() + self._lease_s
         return answer
 
     def _lose(self, error: Exception) -> None:
         # A Redis that refuses (no memory, read only) is there, and leases are renewed meanwhile.
-        self._is_lost = self._is_lost or not isinstance(error, ResponseError)
+        is_refusal = isinstance(error, ResponseError)
+        self._is_lost = self._is_lost or not is_refusal
+        now_s = time.monotonic()
+        if now_s < self._told_at_s[is_refusal] + TELL_S or (not is_refusal and self._is_loss_told):
+            return
+        self._told_at_s[is_refusal] = now_s
+        self._is_loss_told = self._is_loss_told or not is_refusal
+        what = "refuses what the asynchronous queue asks" if is_refusal else "does not answer"
+        _log.warning("Redis at %s %s: %s", self._where, what, error)
 
 
 def _key(name: str) -> str:

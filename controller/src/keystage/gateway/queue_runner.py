@@ -175,7 +175,7 @@ class Runner:
         else:
             outcome = await self._attempts.run(call)
             failures = call.attempts + lease.losses + 1
-            if outcome.is_answer and outcome.status not in self._rules.codes:
+            if outcome.is_answer and outcome.own_status not in self._rules.codes:
                 await self._answer(call, outcome)
                 await self._settle(lambda: self._queue.done(lease))
             elif failures < most:
@@ -183,7 +183,7 @@ class Runner:
             else:
                 await self._answer(call, outcome)
                 said = outcome.body[:200].decode("utf-8", "replace").strip()
-                what = f"status {outcome.status}" + ("" if outcome.is_answer else f": {said}")
+                what = f"status {outcome.own_status}" + ("" if outcome.is_answer else f": {said}")
                 await self._bury(lease, f"{failures} attempts failed, the last with {what}")
 
     async def _again(self, lease: Lease, call: Call, failures: int, outcome: Outcome) -> None:

@@ -168,6 +168,27 @@ return lost
 """)
 """Restarts the time of leases that are still ours; the entries that are not."""
 
+TIDY = Script("""
+-- KEYS streams; ARGV group leaving idle_ms
+local gone = 0
+for _, stream in ipairs(KEYS) do
+  local found = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[1])
+  if not found.err then
+    for _, row in ipairs(found) do
+      local c = {}
+      for i = 1, #row, 2 do c[row[i]] = row[i + 1] end
+      if c.pending == 0 and (c.name == ARGV[2] or c.idle > tonumber(ARGV[3])) then
+        redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[1], c.name)
+        gone = gone + 1
+      end
+    end
+  end
+end
+return gone
+""")
+"""Removes consumers without pending entries (with one its entries would go): that which leaves, and silent
+ones. A living one that was removed is made anew by the next thing that it takes."""
+
 DEPTH = Script("""
 -- KEYS stream later, for each function
 local t = redis.call('TIME')

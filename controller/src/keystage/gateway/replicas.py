@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
-from keystage.gateway.backend import Backend, Endpoint, FunctionState, GatewayError
+from keystage.gateway.backend import Backend, Endpoint, FunctionState, GatewayError, UnknownFunction
 from keystage.gateway.balance import Balancer
 
 REFUSED_PAUSE_S = 0.05
@@ -47,6 +48,9 @@ class Replicas:
         backend: whose replicas.
         wake_s: seconds a request waits for a replica.
         max_waiting: requests that may wait for one function at once.
+
+    Attributes:
+        let_go: called with the function when a replica that left the routing has no request any longer.
     """
 
     def __init__(self, backend: Backend, wake_s: float, max_waiting: int = MAX_WAITING) -> None:
@@ -58,6 +62,11 @@ class Replicas:
         self._wakes: dict[str, asyncio.Task[None]] = {}
         self._suspects: dict[str, float] = {}
         """Replicas that broke a connection a moment ago, until when (monotonic seconds)."""
+        self._at_work: dict[str, str] = {}
+        """Function of every replica that has requests."""
+        self._left: set[str] = set()
+        """Those of them that left the routing."""
+        self.let_go: Callable[[str], object] = lambda _: None
 
     def check(self, function: str) -> None:
         """Refuses a function that is not deployed.
@@ -74,6 +83,28 @@ class Replicas:
     def release(self, endpoint: Endpoint) -> None:
         """Gives back what `acquire` gave."""
         self._balancer.release(endpoint)
+        if not self._balancer.in_flight(endpoint.replica):
+            function = self._at_work.pop(endpoint.replica)
+            if endpoint.replica in self._left:
+                self._left.discard(endpoint.replica)
+                self.let_go(function)
+
+    def in_hand(self, function: str) -> dict[str, int]:
+        """Requests on every replica that may get one, and on those that left the routing with some."""
+        busy = [replica for replica, its in self._at_work.items() if its == function]
+        return {replica: self._balancer.in_flight(replica) for replica in (*self.ready(function), *busy)}
+
+    def ready(self, function: str) -> frozenset[str]:
+        """Names of a function's ready replicas; none where it is not deployed."""
+        try:
+            return frozenset(endpoint.replica for endpoint in self._backend.get(function).ready)
+        except UnknownFunction:
+            return frozenset()
+
+    def note_left(self) -> None:
+        """The view changed: sees which replicas left the routing while they have requests."""
+        ready = {function: self.ready(function) for function in set(self._at_work.values())}
+        self._left = {replica for replica, its in self._at_work.items() if replica not in ready[its]}
 
     def suspect(self, endpoint: Endpoint) -> None:
         """Tells that a replica broke a connection before it had answered: it may be dying."""
@@ -92,6 +123,11 @@ class Replicas:
             NoReplica: none was ready in time.
             TooManyWaiting: too many requests wait already.
         """
+        endpoint = await self._find(function, waited_since_s, refused)
+        self._at_work[endpoint.replica] = function
+        return endpoint
+
+    async def _find(self, function: str, waited_since_s: float, refused: AbstractSet[str]) -> Endpoint:
         endpoint = self._pick(self._backend.get(function), refused)
         if endpoint is not None:
             return endpoint

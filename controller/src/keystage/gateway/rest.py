@@ -106,7 +106,7 @@ def make_app(
 
     @app.exception_handler(GatewayError)
     async def _refuse(_: Request, error: GatewayError) -> Response:
-        # The rest of a body that is too large is not read.
+        # What is left of a body that is too large is not read: `rest_body` took a bounded part of it.
         headers = {"Connection": "close"} if error.status == 413 else None
         return PlainTextResponse(f"{error}\n", error.status, headers)
 

@@ -6,6 +6,9 @@ into a message: a body may be a secret.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +17,10 @@ from fastapi import Request, Response
 from keystage.gateway.backend import BadRequest, TooLarge
 
 MAX_BODY_BYTES = 1 << 20
+DRAIN_BYTES = 64 << 20
+DRAIN_S = 5.0
+"""Of what is too large so much is still taken, and thrown away: a client that is cut off while it sends
+never reads why."""
 MAX_WHOLE = 2.0**53
 """Below it a floating-point number stands for one integer alone."""
 T = TypeVar("T")
@@ -24,18 +31,27 @@ def json_answer(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def read_body(request: Request, kind: type[T]) -> T:
+async def read_body(request: Request, kind: type[T], most_bytes: int = MAX_BODY_BYTES) -> T:
     """Decodes a bounded JSON body; `null` members count as absent, as Go programs send them.
+
+    Args:
+        request: whose.
+        kind: what it must be.
+        most_bytes: its bound.
 
     Raises:
         TooLarge: it is beyond the bound.
         BadRequest: it is no such body; names the member at fault.
     """
-    body = b""
-    async for chunk in request.stream():
+    body = bytearray()
+    chunks = request.stream()
+    async for chunk in chunks:
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise TooLarge(f"request body has {len(body)} bytes or more, at most {MAX_BODY_BYTES} are taken")
+        if len(body) > most_bytes:
+            seen = len(body)
+            body.clear()
+            await _drain(chunks)
+            raise TooLarge(f"request body has {seen} bytes or more, at most {most_bytes} are taken")
     try:
         value = msgspec.json.decode(body)
         if isinstance(value, dict):
@@ -43,6 +59,16 @@ async def read_body(request: Request, kind: type[T]) -> T:
         return msgspec.convert(value, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"body is no {kind.__name__}: {error}") from error
+
+
+async def _drain(chunks: AsyncIterator[bytes]) -> None:
+    left = DRAIN_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            async for chunk in chunks:
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 def _whole(member: Any) -> Any:

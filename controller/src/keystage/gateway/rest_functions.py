@@ -18,7 +18,7 @@ from keystage.gateway.queries import LogQuery, boolean
 from keystage.gateway.rest_body import json_answer, read_body
 from keystage.gateway.rest_logs import LogLines
 from keystage.local import labels
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, role_of
 
 MAX_SHOWN = 40
 """Digits of a number that a message shows."""
@@ -105,7 +105,7 @@ async def _deployment(request: Request) -> Deployment:
     if "\0" in deployment.envProcess:
         raise BadRequest(f"function {deployment.service}: envProcess holds a NUL, which no command line can")
     try:
-        labels.parse(deployment.labels, deployment.envVars.get("KEYSTAGE_ROLE", "function"))
+        labels.parse(deployment.labels, role_of(deployment))
     except ValueError as error:
         raise BadRequest(f"function {deployment.service}: {error}") from error
     return deployment

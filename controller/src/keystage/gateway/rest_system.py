@@ -9,13 +9,16 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from keystage.gateway import types
-from keystage.gateway.backend import Backend, BadRequest, GatewayError
+from keystage.gateway.backend import STALE_S, Backend, BackendUnavailable, BadRequest, GatewayError
 from keystage.gateway.metrics import CONTENT_TYPE, Metrics
 from keystage.gateway.names import NAMESPACE, check_namespace, check_secret_name
 from keystage.gateway.openapi import encoded
 from keystage.gateway.rest_body import json_answer, read_body
+from keystage.local.api import MAX_SECRET_BYTES
 
 _SHOWN = 80
+MAX_SECRET_BODY_BYTES = 6 * MAX_SECRET_BYTES + 4 * (MAX_SECRET_BYTES + 2) // 3 + (64 << 10)
+"""Clients send a value twice: as text, six characters a byte at worst, and in base64; and its name."""
 
 
 class Refused(GatewayError):
@@ -45,7 +48,13 @@ class System:
         self._openapi = encoded()
 
     async def healthz(self, _: Request) -> Response:
-        """The gateway is alive."""
+        """The gateway is alive, and knows where requests may go."""
+        age_s = self._backend.view_age_s()
+        if age_s > STALE_S:
+            raise BackendUnavailable(
+                f"the view of functions and replicas is {age_s:.0f} s old, at most {STALE_S:.0f} s are "
+                "healthy: the supervisor does not answer as it should"
+            )
         return Response("ok\n", media_type="text/plain")
 
     async def metrics(self, _: Request) -> Response:
@@ -143,12 +152,12 @@ def _not_created(name: str) -> GatewayError:
 
 
 async def _secret(request: Request) -> tuple[str, bytes]:
-    body = await read_body(request, types.Secret)
+    body = await read_body(request, types.Secret, MAX_SECRET_BODY_BYTES)
     check_namespace(body.namespace or "")
     check_secret_name(body.name)
-    if body.value and body.rawValue:
-        raise BadRequest(f"secret {body.name}: value and rawValue are both given; give one")
-    value = body.value.encode() if body.value else body.rawValue
+    value = body.rawValue or (body.value or "").encode()
     if not value:
         raise BadRequest(f"secret {body.name}: value and rawValue are both missing or empty; give one")
+    if len(value) > MAX_SECRET_BYTES:
+        raise BadRequest(f"secret {body.name} must have 1..{MAX_SECRET_BYTES} bytes, not {len(value)}")
     return body.name, value

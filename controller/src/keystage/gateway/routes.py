@@ -88,6 +88,7 @@ _NO_FUNCTION = Answer("404", "no such function")
 _NO_SECRET = Answer("404", "no such secret")
 _NO_NAMESPACE = Answer("404", "no such namespace")
 _EXISTS = Answer("409", "it exists already")
+_LATE = Answer("408", "the body did not come in time")
 _LARGE = Answer("413", "the body exceeds the bound, which is named", headers={"Connection": "close"})
 _DOWN = Answer("503", "the backend cannot be reached")
 _ONE_NAMESPACE = Answer("403", "refused: there is one namespace, and it stays")
@@ -106,11 +107,18 @@ def _json(body: Any) -> Answer:
 
 
 def _write(method: str, path: str, name: str, what: str, body: Any, *more: Answer) -> Route:
-    return Route(method, path, name, what, (_ACCEPTED, _BAD, *more, _LARGE, _DOWN), body=body)
+    return Route(method, path, name, what, (_ACCEPTED, _BAD, *more, _LATE, _LARGE, _DOWN), body=body)
 
 
 MANAGEMENT: tuple[Route, ...] = (
-    Route("GET", "/healthz", "healthz", "Whether it is alive", (Answer("200", "it is"),), is_open=True),
+    Route(
+        "GET",
+        "/healthz",
+        "healthz",
+        "Whether it is alive and its view of functions and replicas is fresh",
+        (Answer("200", "it is"), Answer("503", "the view is too old; names its age and the bound")),
+        is_open=True,
+    ),
     Route(
         "GET",
         "/metrics",
@@ -241,6 +249,7 @@ _OWN = tuple(
     Answer(status, f"{what} (plain text), or the function's own answer", "", headers=headers)
     for status, what, headers in (
         ("404", "no such function", {}),
+        ("408", "the body did not come in time", {}),
         ("413", "the body exceeds the bound, which is named", {}),
         ("429", "too many requests wait for a replica", {}),
         ("502", "the replica broke the connection before it answered", {}),
@@ -283,8 +292,7 @@ ASYNC: tuple[Route, ...] = tuple(
             Answer("202", "queued", "", headers=_CALL_ID),
             Answer("400", "the call cannot be queued as it is; names what is at fault"),
             Answer("404", "no such function"),
-            Answer("408", "the body did not come within a minute"),
-            Answer("408", "the body did not come in time"),
+            _LATE,
             Answer("413", "the body exceeds the bound, which is named"),
             Answer("429", "the queue is full; names the bound", headers=_RETRY),
             Answer("503", "the queue cannot be reached", headers=_RETRY),

@@ -109,7 +109,10 @@ class ScaleServiceRequest(msgspec.Struct, frozen=True):
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """Body of POST and PUT /system/secrets: exactly one of `value` and `rawValue` (base64)."""
+    """Body of POST and PUT /system/secrets: `value`, `rawValue` (base64), or both, as faas-cli sends them.
+
+    `rawValue` counts where it is not empty: `value` cannot hold every byte.
+    """
 
     name: NameOfSecret
     namespace: Namespace = None

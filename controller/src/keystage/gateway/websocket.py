@@ -184,9 +184,8 @@ def _begin(scope: Message, receive: Receive) -> _Call:
     call_id = next((value for key, value in pairs if key == b"x-call-id"), b"")
     if not call_id:
         call_id = os.urandom(16).hex().encode()
-        headers.append((b"x-call-id", call_id))
     start = (b"x-start-time", b"%d" % time.time_ns())
-    headers.append(start)
+    headers += (b"x-call-id", call_id), start
     return _Call(
         function=name.decode("latin-1"),
         target=target,

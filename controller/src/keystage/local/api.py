@@ -38,6 +38,8 @@ import msgspec
 
 from keystage.keysmanager.api import NodeStatus
 
+MAX_SECRET_BYTES = 1 << 20
+"""Of one secret's value; at least one."""
 ReplicaState = Literal["starting", "ready", "draining", "failed", "stopped"]
 
 
@@ -56,6 +58,15 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, str] | None = None
     requests: dict[str, str] | None = None
     readOnlyRootFilesystem: bool = False  # noqa: N815
+
+
+def role_of(deployment: Deployment) -> str:
+    """The function's role: `KEYSTAGE_ROLE`, where that is absent label `keystage.role`, else `function`.
+
+    Returns:
+        `stage`, `router` or `function`; what is no role is refused at deploy.
+    """
+    return deployment.envVars.get("KEYSTAGE_ROLE") or deployment.labels.get("keystage.role") or "function"
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -101,12 +112,15 @@ class Load(msgspec.Struct, frozen=True):
         in_flight: requests it has now, waiting ones included.
         started: requests since it started, never falling.
         at_s: when the supervisor heard it (Unix seconds; set there).
+        replicas: requests that replicas have from it: every replica that it may give one to, 0 included, and
+            those that left the routing while they have any. One that is not named gets and has none.
     """
 
     gateway: str
     in_flight: int
     started: int
     at_s: float = 0.0
+    replicas: dict[str, int] = {}
 
 
 class Usage(msgspec.Struct, frozen=True):

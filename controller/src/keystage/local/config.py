@@ -51,7 +51,7 @@ class LocalSettings(BaseSettings):
 
     def bounds(self) -> Bounds:
         """Time limits in the form the ledger takes them."""
-        return Bounds(drain_s=self.drain_s, start_limit_s=self.start_limit_s)
+        return Bounds(drain_s=self.drain_s, start_limit_s=self.start_limit_s, timeout_s=self.timeout_s)
 
 
 def inherited_environment() -> tuple[dict[str, str], dict[str, str]]:

@@ -15,14 +15,22 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from keystage.local.api import Cpu, Deployment, Desired, FunctionRecord, Intent, KeyStageList, Load
+from keystage.local.api import (
+    MAX_SECRET_BYTES,
+    Cpu,
+    Deployment,
+    Desired,
+    FunctionRecord,
+    Intent,
+    KeyStageList,
+    Load,
+)
 from keystage.local.errors import BadDeployment, LocalError
 from keystage.local.events import CoresSet, Deployed, Intended, Removed, Scaled
-from keystage.local.secret_store import MAX_VALUE_BYTES
 from keystage.local.supervisor import Supervisor
 
 WATCH_S = 20.0
-MAX_BODY_BYTES = MAX_VALUE_BYTES + 4096
+MAX_BODY_BYTES = MAX_SECRET_BYTES + 4096
 """A little more than the largest secret, whose own check names it."""
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeAlias
 
-from keystage.local.api import Deployment, Intent
+from keystage.local.api import Deployment, Intent, Load
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class CoresSet:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
-    """Gateways have so many requests in hand for a function."""
+    """A gateway told what it has in hand for a function."""
 
     function: str
-    in_flight: int
+    load: Load
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,9 +82,10 @@ class Answered:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Missed:
-    """A ready replica did not answer its health probe."""
+    """A ready replica did not answer its health probe, or not well; `is_silent`: nothing came in time."""
 
     replica: str
+    is_silent: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

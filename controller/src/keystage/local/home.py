@@ -11,6 +11,8 @@ Opened first by `local.up`, closed last. Layout:
     functions.json           deployed functions, one per line
     bundles/ logs/ decisions.jsonl
 
+A folder that is made here has mode 0700; functions.json, logs and decisions.jsonl have 0600 in any.
+
 Sockets lie in a short folder of their own, because a UNIX socket's path holds 107 bytes. This
 module must not start processes.
 """
@@ -106,7 +108,7 @@ class Home:
             LocalError: the folder cannot be made or written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock()
             for folder in (self.logs, self.bundles):
                 folder.mkdir(exist_ok=True)

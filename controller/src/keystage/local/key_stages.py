@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from keystage.keysmanager.api import StageName
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, role_of
 
 _EMULATED = "emulated"
 
@@ -26,7 +26,7 @@ def resolve(lists: Mapping[str, Sequence[int]], deployments: Iterable[Deployment
     homes: dict[tuple[str, int], str] = {}
     for deployment in deployments:
         env = deployment.envVars
-        if env.get("KEYSTAGE_ROLE") != "stage" or env.get("KEYSTAGE_DEVICE", "").startswith(_EMULATED):
+        if role_of(deployment) != "stage" or env.get("KEYSTAGE_DEVICE", "").startswith(_EMULATED):
             continue
         for stage in _stages(env.get("KEYSTAGE_STAGES", "")):
             homes[env.get("KEYSTAGE_PIPELINE", ""), stage] = env.get("KEYSTAGE_BUNDLE", "")

@@ -31,6 +31,8 @@ DEFAULT_TARGET = 50.0
 DEFAULT_PROPORTION = 0.9
 DEFAULT_ZERO_DURATION_S = 900.0
 """Defaults as OpenFaaS has them."""
+MIN_ZERO_DURATION_S = 2.0
+"""Gateways tell their load once a second: within less a report may be missed that is only late."""
 MAX_TARGET = 1e9
 MAX_FACTOR = 100
 
@@ -89,7 +91,7 @@ def parse(labels: Mapping[str, str], role: str) -> ScaleLabels:
     most = _integer(labels, MAX, 1, MAX_REPLICAS, max(DEFAULT_MAX, least))
     if most < least:
         raise ValueError(f"label {MAX} must be at least {MIN}, which is {least}, not {most}")
-    return ScaleLabels(
+    asked = ScaleLabels(
         min=least,
         max=most,
         zero=_boolean(labels, ZERO),
@@ -99,6 +101,8 @@ def parse(labels: Mapping[str, str], role: str) -> ScaleLabels:
         type=_type(labels),
         factor=_integer(labels, FACTOR, 0, MAX_FACTOR, 0) if FACTOR in labels else None,
     )
+    _check_effect(labels, asked)
+    return asked
 
 
 def _check_role(labels: Mapping[str, str], role: str) -> None:
@@ -106,17 +110,35 @@ def _check_role(labels: Mapping[str, str], role: str) -> None:
         return
     who = {
         "stage": "a stage is sized by its pipeline's queueing model and objective (KEYSTAGE_SLO)",
-        "router": "a router has one replica",
+        "router": "a router is one process per pipeline",
     }.get(role, f"role {role} is not scaled by load")
     for name in _LOAD_LABELS:
         if name in labels:
             raise ValueError(f"label {name} is not honoured for a {role}: {who}, not {_said(labels[name])}")
     if labels.get(FACTOR, "0") != "0":
         raise ValueError(f"label {FACTOR} of a {role} must be 0: {who}, not {_said(labels[FACTOR])}")
-    if role == "router" and labels.get(ZERO, "false") != "false":
+    if role != "router":
+        return
+    for name in (MIN, MAX):
+        if labels.get(name, "1") != "1":
+            raise ValueError(f"label {name} of a router must be 1: {who}, not {_said(labels[name])}")
+    if labels.get(ZERO, "false") != "false":
         raise ValueError(
             f"label {ZERO} of a router must be false: a router wakes the stages of its pipeline, "
             f"not {_said(labels[ZERO])}"
+        )
+
+
+def _check_effect(labels: Mapping[str, str], asked: ScaleLabels) -> None:
+    """Refuses what would be passed over because another label is missing."""
+    if ZERO_DURATION in labels and not asked.zero:
+        raise ValueError(
+            f"label {ZERO_DURATION} has no effect without {ZERO}=true, not {_said(labels[ZERO_DURATION])}"
+        )
+    if asked.factor and asked.target is None:
+        raise ValueError(
+            f"label {FACTOR} above 0 has no effect without one of {', '.join(_LOAD_LABELS)}, "
+            f"not {_said(labels[FACTOR])}"
         )
 
 
@@ -173,8 +195,8 @@ def _duration_s(labels: Mapping[str, str], name: str, default: float) -> float:
         value = parse_go_duration(text)
     except ValueError as error:
         raise ValueError(f"label {name}: {error}") from None
-    if value <= 0:
-        raise ValueError(f"label {name} must be above 0 s, not {_said(text)}")
+    if value < MIN_ZERO_DURATION_S:
+        raise ValueError(f"label {name} must be at least {MIN_ZERO_DURATION_S:g} s, not {_said(text)}")
     return value
 
 

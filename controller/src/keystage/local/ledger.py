@@ -6,11 +6,10 @@ kill). Pure: time comes in with each event, nothing is read or started here, so 
 is tested without a process.
 
 A replica's states: starting -> ready -> draining -> gone; failed while a crashed one waits for
-its successor. Scale-down and updates are two-phase: out of routing first (`draining`), told to
-stop `linger_s` later, when whoever routes has seen it; the last ones of a plain function when gateways
-have nothing in hand for it any longer (a request may have come while the decision was made). Where
-there are several nodes, a replica goes to the one that the controller named, else to the one that
-`spread` chooses.
+its successor. Scale-down, updates and removal are two-phase: out of routing first (`draining`), told to
+stop `linger_s` later, when whoever routes has seen it; one of a plain function, whose program need not
+finish its work on SIGTERM, only when no gateway has requests at it any longer. Where there are several
+nodes, a replica goes to the one that the controller named, else to the one that `spread` chooses.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import assert_never
 
 import msgspec
 
-from keystage.local.api import Deployment, FunctionRecord, Intent, ReplicaRecord, ReplicaState
+from keystage.local.api import Deployment, FunctionRecord, Intent, Load, ReplicaRecord, role_of
 from keystage.local.errors import UnknownFunction
 from keystage.local.events import (
     Answered,
@@ -42,16 +41,18 @@ from keystage.local.events import (
     Terminate,
     Ticked,
 )
+from keystage.local.loads import Loads
 from keystage.local.program import (
+    TIMEOUT_S,
     Upkeep,
     check,
     check_cores,
     check_replicas,
-    role,
     threads_of,
     upkeep,
     with_threads,
 )
+from keystage.local.replica import Replica, first_to_go
 from keystage.local.spread import Places, least_used
 
 
@@ -65,6 +66,8 @@ class Bounds:
         healthy_s: ready for so long, and an earlier crash is forgotten.
         start_limit_s: from start to ready.
         misses: health probes missed in a row before a replica counts as hung.
+        timeout_s: longest that a request may take: so long, or `drain_s` if that is more, a plain function's
+            replica that has requests is let work before SIGTERM.
     """
 
     linger_s: float = 0.3
@@ -72,28 +75,7 @@ class Bounds:
     healthy_s: float = 30.0
     start_limit_s: float = 600.0
     misses: int = 3
-
-
-@dataclasses.dataclass(slots=True)
-class _Replica:
-    record: ReplicaRecord
-    number: int
-    drain_s: float
-    misses: int = 0
-    retry_at_s: float = 0.0
-    drain_since_s: float = 0.0
-    terminated: bool = False
-    is_last: bool = False
-    """Its function goes to zero: what gateways have in hand is its work, and is waited for."""
-    fault: str = ""
-    """Why we killed it, when we did."""
-
-    @property
-    def state(self) -> ReplicaState:
-        return self.record.state
-
-    def set(self, **changes: object) -> None:
-        self.record = msgspec.structs.replace(self.record, **changes)
+    timeout_s: float = TIMEOUT_S
 
 
 DECIDED_S = 1.0
@@ -110,6 +92,7 @@ class Ledger:
 
     Attributes:
         functions: records by name.
+        loads: what gateways said.
 
     Args:
         bounds: time limits.
@@ -118,12 +101,12 @@ class Ledger:
 
     def __init__(self, bounds: Bounds, nodes: Sequence[str] = ("",)) -> None:
         self.functions: dict[str, FunctionRecord] = {}
+        self.loads = Loads()
         self._bounds = bounds
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, Replica] = {}
         self._upkeep: dict[str, Upkeep] = {}
         self._numbers: dict[str, int] = {}
         self._nodes = tuple(nodes)
-        self._in_flight: dict[str, int] = {}
         self._places: dict[str, Places] = {}
         """What the controller last said of a function's places."""
 
@@ -159,17 +142,14 @@ class Ledger:
                 self._get(name)
                 del self.functions[name], self._upkeep[name]
                 self._places.pop(name, None)
-                self._in_flight.pop(name, None)
             case Intended(name, intent):
                 self._intend(name, intent)
             case Scaled(name, replicas, sites, victims, decided_at_s):
                 check_replicas(name, replicas)
                 self.functions[name] = msgspec.structs.replace(self._get(name), desired=replicas)
                 self._places[name] = Places(sites, victims, decided_at_s)
-            case Loaded(name, in_flight):
-                self._get(name)
-                self._in_flight[name] = in_flight
-                return []
+            case Loaded(name, load):
+                return self._hear(name, load, at_s)
             case CoresSet(name, cores):
                 return list(self._set_cores(name, cores))
             case Started(replica, pid, address, via, source, note):
@@ -177,15 +157,33 @@ class Ledger:
                 return [*self._give_cores(replica), *self._reconcile(at_s)]
             case Answered(replica):
                 return [*self._answered(replica, at_s), *self._reconcile(at_s)]
-            case Missed(replica):
-                return list(self._missed(replica))
+            case Missed(replica, is_silent):
+                return list(self._missed(replica, is_excused=is_silent and self.is_at_work(replica, at_s)))
             case Exited(replica, reason):
                 self._exited(replica, reason, at_s)
             case Ticked():
+                self.loads.keep_only(self._is_there)
                 return [*self._overdue(at_s), *self._reconcile(at_s)]
             case _:
                 assert_never(event)
         return list(self._reconcile(at_s))
+
+    def is_at_work(self, name: str, at_s: float) -> bool:
+        """Whether a plain function's replica has requests, as far as gateways said."""
+        replica = self._replicas.get(name)
+        if replica is None or not replica.is_plain:
+            return False
+        return self.loads.is_at_work(replica.record.function, name, at_s)
+
+    def _hear(self, name: str, load: Load, at_s: float) -> list[Instruction]:
+        if not self._is_there(name):
+            self._get(name)
+        self.loads.hear(name, load, at_s)
+        return []
+
+    def _is_there(self, name: str) -> bool:
+        """Deployed, or removed and still draining."""
+        return name in self.functions or any(r.record.function == name for r in self._replicas.values())
 
     def _get(self, name: str) -> FunctionRecord:
         try:
@@ -244,9 +242,9 @@ class Ledger:
             if record is not None and record.wake:
                 self.functions[replica.record.function] = msgspec.structs.replace(record, wake=False)
 
-    def _missed(self, name: str) -> Iterator[Instruction]:
+    def _missed(self, name: str, *, is_excused: bool) -> Iterator[Instruction]:
         replica = self._replicas.get(name)
-        if replica is None or replica.state != "ready":
+        if replica is None or replica.state != "ready" or is_excused:
             return
         replica.misses += 1
         if replica.misses == self._bounds.misses:
@@ -273,20 +271,24 @@ class Ledger:
                     yield Kill(name)
             elif replica.state == "draining":
                 since = at_s - replica.drain_since_s
-                wait_s = self._bounds.linger_s
-                is_waited_for = replica.is_last and not replica.terminated
-                if is_waited_for and self._in_flight.get(replica.record.function, 0) > 0:
-                    wait_s = max(wait_s, replica.drain_s)
-                if not replica.terminated and since >= wait_s:
-                    replica.terminated = True
-                    replica.drain_since_s = at_s - self._bounds.linger_s
-                    yield Terminate(name)
-                elif since >= wait_s + replica.drain_s and not replica.fault:
+                if not replica.terminated:
+                    if since >= self._bounds.linger_s and not self._is_held(replica, at_s):
+                        replica.terminated = True
+                        replica.drain_since_s = at_s
+                        yield Terminate(name)
+                elif since >= replica.drain_s and not replica.fault:
                     replica.fault = f"did not finish within {replica.drain_s:g} s"
                     yield Kill(name)
 
+    def _is_held(self, replica: Replica, at_s: float) -> bool:
+        """Whether a draining replica is let work before it is told to stop."""
+        left_s = replica.drain_since_s
+        if not replica.is_plain or at_s - left_s >= max(replica.drain_s, self._bounds.timeout_s):
+            return False
+        return self.loads.may_have_work(replica.record.function, replica.record.replica, left_s, at_s)
+
     def _reconcile(self, at_s: float) -> Iterator[Instruction]:
-        owned: dict[str, list[_Replica]] = {name: [] for name in self.functions}
+        owned: dict[str, list[Replica]] = {name: [] for name in self.functions}
         for replica in list(self._replicas.values()):
             if replica.record.function in owned:
                 owned[replica.record.function].append(replica)
@@ -296,7 +298,7 @@ class Ledger:
             yield from self._reconcile_function(self.functions[name], replicas, at_s)
 
     def _reconcile_function(
-        self, record: FunctionRecord, replicas: list[_Replica], at_s: float
+        self, record: FunctionRecord, replicas: list[Replica], at_s: float
     ) -> Iterator[Instruction]:
         upkeep_ = self._upkeep[record.deployment.service]
         wanted = upkeep_.initial if record.desired is None else record.desired
@@ -307,13 +309,13 @@ class Ledger:
         old = [r for r in live if r.record.generation != record.generation]
 
         places = self._places.get(record.deployment.service, Places())
-        for victim in _victims(new, len(new) - wanted, places.victims):
+        for victim in first_to_go(new, len(new) - wanted, places.victims):
             new.remove(victim)
             yield from self._drain(victim, at_s)
         # An old replica serves until a new one is ready in its place.
         spare = 0 if upkeep_.exclusive else wanted - sum(r.state == "ready" for r in new)
         serving = [r for r in old if r.state == "ready"]
-        leaving = [r for r in old if r.state != "ready"] + _victims(serving, len(serving) - max(0, spare))
+        leaving = [r for r in old if r.state != "ready"] + first_to_go(serving, len(serving) - max(0, spare))
         for victim in leaving:
             yield from self._drain(victim, at_s)
 
@@ -344,8 +346,9 @@ class Ledger:
             node=node,
         )
         own = self._upkeep[function].drain_s
-        self._replicas[name] = _Replica(entry, number, self._bounds.drain_s if own is None else own)
         deployment = record.deployment
+        drain_s = self._bounds.drain_s if own is None else own
+        self._replicas[name] = Replica(entry, number, drain_s, role_of(deployment) == "function")
         if record.cores is not None:
             deployment = with_threads(deployment, threads_of(record.cores))
         return Start(name, deployment, node, wanted_at_s)
@@ -364,30 +367,13 @@ class Ledger:
         running = [(r.record.function, r.record.node) for r in self._replicas.values()]
         return least_used(self._nodes, running, function), wanted_at_s
 
-    def _drain(self, replica: _Replica, at_s: float) -> Iterator[Instruction]:
+    def _drain(self, replica: Replica, at_s: float) -> Iterator[Instruction]:
         if replica.state == "failed":
             del self._replicas[replica.record.replica]
             return
         served = replica.state == "ready"
         replica.set(state="draining")
         replica.drain_since_s = at_s
-        record = self.functions.get(replica.record.function)
-        replica.is_last = record is not None and record.desired == 0 and role(record.deployment) == "function"
         if not served:
             replica.terminated = True
             yield Terminate(replica.record.replica)
-
-
-def _victims(replicas: list[_Replica], count: int, named: Sequence[str] = ()) -> list[_Replica]:
-    """Picks who goes: failed ones, then those named, then starting ones, then the youngest."""
-    place = {name: n for n, name in enumerate(named)}
-
-    def rank(replica: _Replica) -> tuple[int, int]:
-        if replica.state == "failed":
-            return 0, -replica.number
-        if replica.record.replica in place:
-            return 1, place[replica.record.replica]
-        return 2 if replica.state == "starting" else 3, -replica.number
-
-    ranked = sorted(replicas, key=rank)
-    return ranked[: max(0, count)]

@@ -75,22 +75,26 @@ def guard(argv: list[str], lifeline_fd: int) -> int:
 
 
 def main() -> int:
-    """Entry of `python -m keystage.local.lifeline [--secrets FOLDER] -- argv`."""
+    """Entry of `python -m keystage.local.lifeline [--secrets FOLDER AT] -- argv`: shows FOLDER at AT."""
     words = sys.argv[1:]
-    secrets = ""
+    secrets: list[str] = []
     if words[:1] == ["--secrets"]:
-        secrets, words = words[1], words[2:]
+        secrets, words = words[1:3], words[3:]
     if len(words) < 2 or words[0] != "--":
         sys.stderr.write(
-            "usage: python -m keystage.local.lifeline [--secrets FOLDER] -- program [argument ...]\n"
+            "usage: python -m keystage.local.lifeline [--secrets FOLDER AT] -- program [argument ...]\n"
         )
         return 2
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
     if secrets:
+        from pathlib import Path
+
         from keystage.local.private_mount import show
 
-        show(secrets)  # where it cannot be, `secret_mount_path` says where they are
+        why_not = show(secrets[0], Path(secrets[1]))
+        if why_not:
+            sys.stderr.write(f"keystage: secrets are in the folder of secret_mount_path alone: {why_not}\n")
     return guard(words[1:], int(os.environ[LIFELINE]))
 
 

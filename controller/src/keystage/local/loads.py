@@ -1,10 +1,13 @@
 """What gateways say they have in hand for each function; the newest word of each, for a while.
 
-Written by gateways over the control socket, read by the controller. Kept in memory only: a supervisor that
-restarts has restarted every replica with it. Pure bookkeeping, time comes in; it must not judge.
+Written by gateways over the control socket, read by the controller, and by the ledger: a replica that has
+requests is neither told to stop nor held to be hung. Kept in memory only: a supervisor that restarts has
+restarted every replica with it. Pure bookkeeping, time comes in; it must not act.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -13,8 +16,12 @@ from keystage.local.errors import BadDeployment
 
 KEPT_S = 60.0
 """A gateway that lives repeats itself several times within this while it has anything in flight."""
+ANSWER_S = 5.0
+"""A gateway that has told of a function tells again at once when a replica leaves the routing, within
+milliseconds; one that is silent for so long is gone, and only what it said last is waited for."""
 MAX_GATEWAYS = 64
 MAX_NAME = 128
+MAX_REPLICAS = 10_000
 
 
 class Loads:
@@ -33,7 +40,12 @@ class Loads:
             raise BadDeployment(
                 f"function {function}: gateway must have 1..{MAX_NAME} characters, not {len(load.gateway)}"
             )
-        for name, value in (("in_flight", load.in_flight), ("started", load.started)):
+        if len(load.replicas) > MAX_REPLICAS:
+            raise BadDeployment(
+                f"function {function}: replicas must name at most {MAX_REPLICAS}, not {len(load.replicas)}"
+            )
+        counts = [(f"replicas[{replica[:MAX_NAME]}]", count) for replica, count in load.replicas.items()]
+        for name, value in (("in_flight", load.in_flight), ("started", load.started), *counts):
             if value < 0:
                 raise BadDeployment(f"function {function}: {name} must be at least 0, not {value}")
         mine = self._loads.setdefault(function, {})
@@ -47,10 +59,32 @@ class Loads:
         mine = self._loads.get(function, {})
         return tuple(load for load in mine.values() if at_s - load.at_s <= KEPT_S)
 
-    def in_flight(self, function: str, at_s: float) -> int:
-        """Requests that gateways have in hand for a function."""
-        return sum(load.in_flight for load in self.of(function, at_s))
+    def is_at_work(self, function: str, replica: str, at_s: float) -> bool:
+        """Whether gateways say that a replica has requests of theirs."""
+        return any(load.replicas.get(replica) for load in self.of(function, at_s))
 
-    def forget(self, function: str) -> None:
-        """The function is removed."""
-        self._loads.pop(function, None)
+    def may_have_work(self, function: str, replica: str, left_s: float, at_s: float) -> bool:
+        """Whether a replica that left the routing may still have requests, or get one.
+
+        It has none when every gateway has said since that it neither gives it any nor waits for any.
+
+        Args:
+            function: its function.
+            replica: its name.
+            left_s: when it left the routing.
+            at_s: now.
+        """
+        is_awaited = at_s - left_s < ANSWER_S
+        return any(
+            load.replicas.get(replica) or (is_awaited and (load.at_s <= left_s or replica in load.replicas))
+            for load in self.of(function, at_s)
+        )
+
+    def keep_only(self, functions: Callable[[str], bool]) -> None:
+        """Forgets functions that are gone.
+
+        Args:
+            functions: says whether there is one of that name.
+        """
+        for gone in [name for name in self._loads if not functions(name)]:
+            del self._loads[gone]

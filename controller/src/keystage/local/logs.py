@@ -7,7 +7,9 @@ must not know processes.
 
 from __future__ import annotations
 
+import os
 import re
+from io import FileIO
 from pathlib import Path
 
 MAX_FILE_BYTES = 1 << 20
@@ -29,7 +31,7 @@ class ReplicaLog:
         self.last = ""
         self._file = file
         self._max_bytes = max_bytes
-        self._out = file.open("ab", buffering=0)
+        self._out = _opened(file)
         self._size = self._out.tell()
         self._partial = b""
 
@@ -59,12 +61,19 @@ class ReplicaLog:
             if self._size and self._size + len(body) > self._max_bytes:
                 self._file.replace(self._file.with_name(self._file.name + ".1"))
                 self._out.close()
-                self._out = self._file.open("ab", buffering=0)
+                self._out = _opened(self._file)
                 self._size = 0
             self._out.write(body)
         except OSError:
             return  # a full disk costs lines of a log, never the process they are of
         self._size += len(body)
+
+
+def _opened(file: Path) -> FileIO:
+    """For appending, by its owner alone: what a program prints is as private as what it is given."""
+    out = FileIO(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
+    os.fchmod(out.fileno(), 0o600)
+    return out
 
 
 def query(folder: Path, function: str, *, tail: int | None, since_s: float) -> list[tuple[float, str, str]]:

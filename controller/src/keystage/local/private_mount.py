@@ -19,7 +19,7 @@ _CLONE_NEWUSER = 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 
-def show(folder: str, at: Path = SECRETS) -> str:
+def show(folder: str, at: Path) -> str:
     """Binds a folder over another one for this process and those it starts, for reading only.
 
     Must be called while the process has one thread.

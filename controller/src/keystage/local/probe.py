@@ -15,6 +15,8 @@ from keystage.local.program import Program
 
 TOO_MANY = 429
 UNAVAILABLE = 503
+SILENT = 0
+"""In place of a status: nothing came in time."""
 READY_PATH = "/_/ready"
 HEALTH_PATH = "/_/health"
 READY_EVERY_S = 0.05
@@ -22,6 +24,8 @@ READY_TIMEOUT_S = 5.0
 """Long: a loading program's socket already listens, and answers this probe as soon as it can."""
 HEALTH_EVERY_S = 2.0
 HEALTH_TIMEOUT_S = 2.0
+BUSY_EVERY_S = 60.0
+"""For one that is silent while it computes: each probe takes a place in the queue of its listening socket."""
 
 
 async def follow(
@@ -29,7 +33,8 @@ async def follow(
     program: Program,
     address: str,
     answered: Callable[[], None],
-    missed: Callable[[], None],
+    missed: Callable[[bool], None],
+    is_at_work: Callable[[], bool],
 ) -> None:
     """Probes until cancelled: readiness until it answers once, then health.
 
@@ -38,7 +43,9 @@ async def follow(
         program: what runs there.
         address: `host:port`.
         answered: called on readiness, then on every healthy answer.
-        missed: called on every health probe without one.
+        missed: called on every health probe without one; True: nothing came in time, neither answer nor
+            refusal.
+        is_at_work: whether it is known to have requests.
     """
     await _until_ready(session, program, address)
     answered()
@@ -48,8 +55,18 @@ async def follow(
         status = await _status(session, f"http://{address}{path}", HEALTH_TIMEOUT_S)
         if is_well(program, status, is_stated=bool(program.health_path)) or status == TOO_MANY:
             answered()
-        else:
-            missed()
+            continue
+        missed(status == SILENT)
+        if status == SILENT:
+            await _let_work(is_at_work)
+
+
+async def _let_work(is_at_work: Callable[[], bool]) -> None:
+    """Waits while it has requests, at most `BUSY_EVERY_S`."""
+    waited_s = HEALTH_EVERY_S
+    while is_at_work() and waited_s < BUSY_EVERY_S:
+        await asyncio.sleep(HEALTH_EVERY_S)
+        waited_s += HEALTH_EVERY_S
 
 
 async def _until_ready(session: aiohttp.ClientSession, program: Program, address: str) -> None:
@@ -70,10 +87,10 @@ def is_well(program: Program, status: int | None, *, is_stated: bool) -> bool:
 
     Args:
         program: what was asked.
-        status: its answer, None without one.
+        status: its answer, None or `SILENT` without one.
         is_stated: the path is the deployer's.
     """
-    if status is None:
+    if status is None or status == SILENT:
         return False
     if program.answers_ready:
         return status == 200
@@ -88,5 +105,7 @@ async def _status(session: aiohttp.ClientSession, url: str, timeout_s: float) ->
             url, timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False
         ) as answer:
             return answer.status
-    except (aiohttp.ClientError, OSError, TimeoutError):
+    except TimeoutError:
+        return SILENT
+    except (aiohttp.ClientError, OSError):
         return None

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from keystage.local import private_mount
 from keystage.local.lifeline import LIFELINE
 from keystage.local.logs import ReplicaLog
 from keystage.local.program import Program, with_port
@@ -206,7 +207,8 @@ def spawn(
             else:
                 server.close()
                 env |= {"KEYSTAGE_HTTP": address, "PORT": str(port)}
-                secrets = ("--secrets", program.secrets) if program.secrets else ()
+                at = str(private_mount.SECRETS)
+                secrets = ("--secrets", program.secrets, at) if program.secrets else ()
                 guard = (sys.executable, "-m", "keystage.local.lifeline", *secrets, "--")
                 argv = (*guard, *with_port(argv, port))
         popen = subprocess.Popen(

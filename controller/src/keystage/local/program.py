@@ -10,7 +10,6 @@ import dataclasses
 import math
 import re
 import shlex
-import string
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from keystage.local import labels
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, role_of
 from keystage.local.durations import go_duration
 from keystage.local.errors import BadDeployment
 from keystage.local.secret_store import MOUNT_VARIABLE
@@ -35,10 +34,16 @@ HEALTH_ANNOTATION = "com.openfaas.health.http.path"
 TIMEOUT_S = 600.0
 """Longest that a function may take, where nothing else is said."""
 ROLES = ("stage", "router", "function")
+_NEEDED = {
+    "stage": ("KEYSTAGE_PIPELINE", "KEYSTAGE_BUNDLE", "KEYSTAGE_STAGES"),
+    "router": ("KEYSTAGE_PIPELINE", "KEYSTAGE_BUNDLE"),
+}
+"""Variables that a replica reads; labels of that meaning do not reach it."""
 _MODULES = {"stage": "keystage.worker.app", "router": "keystage.router.app"}
 SHARING = ("shared", "private")
 """KEYSTAGE_SHARING: all replicas of a stage on a node share its parameters, or each has a copy of its own."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PORT = re.compile(r"\$(?:\{PORT\}|PORT(?![A-Za-z0-9_]))")
 _PROBE_PATH = re.compile(r"/[!-~]{0,1023}")
 _TIMEOUT_VARIABLES = ("read_timeout", "write_timeout", "exec_timeout")
 """How OpenFaaS tells a function its time limits, as Go durations."""
@@ -96,11 +101,6 @@ class Program:
     is_session: bool = False
 
 
-def role(deployment: Deployment) -> str:
-    """The function's role: `stage`, `router` or `function`."""
-    return deployment.envVars.get("KEYSTAGE_ROLE", "function")
-
-
 def check(deployment: Deployment) -> None:
     """Refuses what can never run here.
 
@@ -108,10 +108,11 @@ def check(deployment: Deployment) -> None:
         BadDeployment: names the field, the bound and the actual value.
     """
     check_name(deployment.service)
-    kind = role(deployment)
+    kind = role_of(deployment)
     if kind not in ROLES:
         raise BadDeployment(
-            f"function {deployment.service}: KEYSTAGE_ROLE must be one of {', '.join(ROLES)}, not {kind!r}"
+            f"function {deployment.service}: KEYSTAGE_ROLE or label keystage.role must be one of "
+            f"{', '.join(ROLES)}, not {kind[:80]!r}"
         )
     for key, value in deployment.envVars.items():
         if not _ENV_NAME.fullmatch(key) or "\0" in value:
@@ -134,7 +135,7 @@ def check(deployment: Deployment) -> None:
     if kind == "function":
         _command(deployment)
     else:
-        for key in ("KEYSTAGE_PIPELINE", "KEYSTAGE_BUNDLE"):
+        for key in _NEEDED[kind]:
             if not deployment.envVars.get(key):
                 raise BadDeployment(f"function {deployment.service} has role {kind} and needs {key}")
     upkeep(deployment)
@@ -169,8 +170,8 @@ def check_cores(deployment: Deployment, cores: float) -> None:
         BadDeployment: names the bounds and the number.
     """
     name = deployment.service
-    if role(deployment) != "stage":
-        raise BadDeployment(f"function {name} has role {role(deployment)}: cores are given to stages only")
+    if role_of(deployment) != "stage":
+        raise BadDeployment(f"function {name} has role {role_of(deployment)}: cores are given to stages only")
     if not 0 < cores <= MAX_CORES:
         raise BadDeployment(f"function {name}: cores must be above 0 and at most {MAX_CORES}, not {cores:g}")
 
@@ -194,7 +195,7 @@ def upkeep(deployment: Deployment) -> Upkeep:
         BadDeployment: a number is none, or out of bounds.
     """
     name = deployment.service
-    kind = role(deployment)
+    kind = role_of(deployment)
     try:
         scale = labels.parse(deployment.labels, kind)
     except ValueError as error:
@@ -248,7 +249,7 @@ def program(
     threads = deployment.envVars.get("KEYSTAGE_THREADS")
     if threads:
         env |= dict.fromkeys(_THREAD_VARIABLES, threads)
-    kind = role(deployment)
+    kind = role_of(deployment)
     if kind == "function":
         return Program(
             tuple(_command(deployment)),
@@ -274,11 +275,15 @@ def router_socket(run: Path, pipeline: str) -> Path:
 
 
 def with_port(argv: tuple[str, ...], port: int) -> tuple[str, ...]:
-    """Puts the port in place of `$PORT` or `${PORT}` in a command line."""
-    return tuple(string.Template(word).safe_substitute(PORT=port) for word in argv)
+    """Puts the port in place of `$PORT` or `${PORT}` in a command line; everything else stays as it is."""
+    return tuple(_PORT.sub(str(port), word) for word in argv)
 
 
 def _command(deployment: Deployment) -> list[str]:
+    if "\0" in deployment.envProcess:
+        raise BadDeployment(
+            f"function {deployment.service}: envProcess holds a NUL, which no command line can"
+        )
     try:
         argv = shlex.split(deployment.envProcess)
     except ValueError as error:

@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from keystage.local.api import MAX_SECRET_BYTES
 from keystage.local.errors import BadSecret, SecretExists, UnknownSecret
 
 MAX_NAME = 253
-MAX_VALUE_BYTES = 1 << 20
 MOUNT_VARIABLE = "secret_mount_path"
 """The environment variable by which OpenFaaS' own programs find their secrets."""
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -49,7 +49,7 @@ class SecretStore:
 
         Args:
             name: a DNS subdomain, as Kubernetes wants it.
-            value: 1 byte to `MAX_VALUE_BYTES`.
+            value: 1 byte to `MAX_SECRET_BYTES`.
             create: True: only if there is none; False: only if there is one; None: either way.
 
         Returns:
@@ -61,8 +61,8 @@ class SecretStore:
             UnknownSecret: it was to be replaced and does not.
         """
         file = self._folder / _checked(name)
-        if not 1 <= len(value) <= MAX_VALUE_BYTES:
-            raise BadSecret(f"secret {name} must have 1..{MAX_VALUE_BYTES} bytes, not {len(value)}")
+        if not 1 <= len(value) <= MAX_SECRET_BYTES:
+            raise BadSecret(f"secret {name} must have 1..{MAX_SECRET_BYTES} bytes, not {len(value)}")
         exists = file.exists()
         if exists and create is True:
             raise SecretExists(f"secret {name} exists already: update it instead")

@@ -30,7 +30,11 @@ def save(file: Path, functions: Iterable[FunctionRecord], *, durable: bool) -> N
     """
     lines = b",\n".join(msgspec.json.encode(record) for record in functions)
     temporary = file.with_suffix(".tmp")
-    with temporary.open("wb") as out:
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+    )  # environments are in it
+    with os.fdopen(fd, "wb") as out:
+        os.fchmod(fd, 0o600)
         out.write(b"[\n" + lines + b"\n]\n")
         if durable:
             out.flush()

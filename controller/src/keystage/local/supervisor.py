@@ -43,7 +43,6 @@ from keystage.local.home import Home
 from keystage.local.launcher import Launcher
 from keystage.local.ledger import Bounds, Ledger
 from keystage.local.lifeline import Lifeline
-from keystage.local.loads import Loads
 from keystage.local.node import Node
 from keystage.local.probe import follow
 from keystage.local.program import TIMEOUT_S, Program, program, threads_of
@@ -81,7 +80,6 @@ class Supervisor:
     ) -> None:
         self.lifeline = Lifeline()
         self.secrets = SecretStore(home.secrets, home.replica_secrets)
-        self._loads = Loads()
         self._meter = Meter()
         self._timeout_s = timeout_s
         self._nodes = {node.name: node for node in nodes}
@@ -170,7 +168,6 @@ class Supervisor:
         if is_new:
             self._keep_key_stages()
             if isinstance(event, Removed):
-                self._loads.forget(event.function)
                 self._meter.forget(event.function)
             durable = isinstance(event, Deployed | Removed)
             store.save(self._home.functions, self._ledger.functions.values(), durable=durable)
@@ -213,21 +210,19 @@ class Supervisor:
         at_s = self.now()
         return [
             msgspec.structs.replace(record, loads=loads)
-            if (loads := self._loads.of(record.deployment.service, at_s))
+            if (loads := self._ledger.loads.of(record.deployment.service, at_s))
             else record
             for record in records
         ]
 
     def hear(self, name: str, load: Load) -> None:
-        """Takes a gateway's report. It is no change that watchers are told: only the controller reads it.
+        """Takes a gateway's report. It is no change that watchers are told.
 
         Raises:
-            UnknownFunction: there is none of that name.
+            UnknownFunction: there is none of that name, nor a replica of a removed one.
             BadDeployment: see `Loads.hear`.
         """
-        self.function(name)
-        self._loads.hear(name, load, self.now())
-        self.handle(Loaded(name, self._loads.in_flight(name, self.now())))
+        self.handle(Loaded(name, load))
 
     async def usage(self, name: str) -> Usage:
         """What a function's replicas use.
@@ -240,7 +235,7 @@ class Supervisor:
         def groups() -> list[int]:
             return [r.pid for r in self._ledger.replicas() if r.function == name and r.pid > 0]
 
-        return await asyncio.to_thread(self._meter.measure, name, groups)
+        return await self._meter.measure(name, groups)
 
     def log(self, name: str, *, tail: int | None, since_s: float) -> list[tuple[float, str, str]]:
         """A function's output; see `logs.query`.
@@ -334,7 +329,8 @@ class Supervisor:
                     command,
                     started.address,
                     lambda: self.handle(Answered(replica)),
-                    lambda: self.handle(Missed(replica)),
+                    lambda is_silent: self.handle(Missed(replica, is_silent)),
+                    lambda: self._ledger.is_at_work(replica, self.now()),
                 )
             )
         ]

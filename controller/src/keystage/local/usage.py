@@ -1,12 +1,13 @@
 """What a function's replicas use: CPU time and memory of their process groups, read from /proc.
 
-Asked by `local.control` in a thread. A replica leads a process group, so whatever it started counts.
+Asked by `local.control`. A replica leads a process group, so whatever it started counts.
 Memory is PSS where the kernel tells it: pages that several replicas share (parameters) count once in all.
 It must not keep anything running between two questions.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import time
@@ -35,32 +36,56 @@ class Reading:
 
 
 class Meter:
-    """Answers what process groups use, and keeps each function's last reading for the next question."""
+    """Answers what process groups use, and keeps each function's last reading for the next question.
+
+    However many ask, a function is measured once at a time, and one reading at a time has a thread: what
+    else needs one must not wait for us.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, Reading] = {}
+        self._running: dict[str, asyncio.Task[Usage]] = {}
+        self._turn = asyncio.Lock()
 
-    def measure(self, function: str, groups: Callable[[], Collection[int]]) -> Usage:
-        """Reads once if the last reading is of the last seconds, else twice, half a second apart. Blocks.
+    async def measure(self, function: str, groups: Callable[[], Collection[int]]) -> Usage:
+        """Reads once if the last reading is of the last seconds, else twice, half a second apart.
 
         Args:
             function: whose.
             groups: asked for the process groups at each reading.
         """
-        before = self._last.get(function)
-        if before is None or not SPAN_S <= time.monotonic() - before.at_s <= MOST_SPAN_S:
-            before = read(groups(), with_memory=False)
-            time.sleep(SPAN_S)
-        now = read(groups())
-        self._last[function] = now
+        task = self._running.get(function)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._measure(function, groups))
+            self._running[function] = task
+        return await asyncio.shield(task)  # a client that goes away is not the only one
+
+    async def _measure(self, function: str, groups: Callable[[], Collection[int]]) -> Usage:
+        mine = asyncio.current_task()
+        try:
+            before = self._last.get(function)
+            if before is None or not SPAN_S <= time.monotonic() - before.at_s <= MOST_SPAN_S:
+                before = await self._read(groups(), with_memory=False)
+                await asyncio.sleep(SPAN_S)
+            now = await self._read(groups())
+            if self._running.get(function) is mine:
+                self._last[function] = now
+        finally:
+            if self._running.get(function) is mine:
+                del self._running[function]
         span_s = now.at_s - before.at_s
         # A group that is new since then began with nothing.
         used_s = sum(max(0.0, cpu_s - before.cpu_s.get(group, 0.0)) for group, cpu_s in now.cpu_s.items())
         return Usage(cpu_cores=round(used_s / span_s, 4), memory_bytes=now.memory_bytes)
 
+    async def _read(self, groups: Collection[int], *, with_memory: bool = True) -> Reading:
+        async with self._turn:
+            return await asyncio.to_thread(read, groups, with_memory=with_memory)
+
     def forget(self, function: str) -> None:
         """The function is removed."""
         self._last.pop(function, None)
+        self._running.pop(function, None)
 
 
 def read(groups: Collection[int], *, with_memory: bool = True) -> Reading:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, role_of
 from keystage.openfaas.provider import FACTOR_LABEL, MAX_LABEL, MIN_LABEL, Limits
 
 Fields = tuple[str, str, str, Literal["refused", "dropped", "notice"], str]
@@ -24,7 +24,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)")
 
 def advice(deployment: Deployment, limits: Limits) -> Iterator[Fields]:
     """What may bite one function."""
-    role = deployment.envVars.get("KEYSTAGE_ROLE") or deployment.labels.get("keystage.role") or "function"
+    role = role_of(deployment)
     if not limits.has_private_images and deployment.image:
         yield (
             "image",

@@ -52,17 +52,21 @@ def gateway_address(url: str) -> SplitResult:
     Raises:
         BadAddress: names what is wrong with it; a password in it is not repeated.
     """
-    parts = urlsplit(url)
+    shown = repr(url[:200]) if "@" not in url else "(not shown, it holds an @)"
+    not_one = f"gateway address {shown} must be http://HOST[:PORT] or https://HOST[:PORT]"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise BadAddress(not_one) from None  # the cause repeats the address
     if parts.username is not None or parts.password is not None:
         raise BadAddress("the gateway's address must not hold credentials: give user and password file apart")
-    try:
-        port_is_wrong = parts.port == 0
-    except ValueError:
-        port_is_wrong = True
-    if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
-        raise BadAddress(f"gateway address {url[:200]!r} must be http://HOST[:PORT] or https://HOST[:PORT]")
+    if any(c.isspace() or not c.isprintable() for c in url):
+        raise BadAddress(f"gateway address {shown} must have neither white space nor control characters")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise BadAddress(not_one)
     if parts.query or parts.fragment:
-        raise BadAddress(f"gateway address {url[:200]!r} must have neither query nor fragment")
+        raise BadAddress(f"gateway address {shown} must have neither query nor fragment")
     return parts
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from keystage.local.api import Deployment
+from keystage.local.api import Deployment, role_of
 from keystage.openfaas.advice import advice
 from keystage.openfaas.provider import (
     MAX_LABEL,
@@ -220,4 +220,4 @@ def _secrets(deployment: Deployment, present: Present) -> Iterator[Finding]:
 
 
 def _is_stage(deployment: Deployment) -> bool:
-    return "stage" in (deployment.envVars.get("KEYSTAGE_ROLE"), deployment.labels.get("keystage.role"))
+    return role_of(deployment) == "stage"

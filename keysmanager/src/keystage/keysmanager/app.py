@@ -78,7 +78,8 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
     history.load()
     revocations = Revocations(config.keysmanager_state / "revoked")
     gpus, _ = await asyncio.to_thread(inventory.gpus)
-    settings = LedgerSettings(prepare="none" if gpus else "cpu")
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    settings = LedgerSettings(prepare="none" if gpus and not is_hidden else "cpu")
     daemon = Daemon(settings, catalog, loader, history, revocations, dict(os.environ))
     for identity in revocations.read():
         daemon.revoke(identity)

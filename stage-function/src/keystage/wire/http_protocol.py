@@ -1,9 +1,12 @@
-"""Uvicorn's HTTP protocol, without its loss of bodies under an `Upgrade` that is not taken.
+"""Uvicorn's HTTP protocol, made fit for clients that mean harm, or offer protocols nobody takes.
 
-Some clients offer `Upgrade: h2c` with every request (Java's HttpClient, `curl --http2`). A server may pass
-that over (RFC 9110, 7.8), but the parser ends the message at its head and drops the body. Here the head is
-parsed again without the offer, so that the body follows. Used by router and gateway; it must not know
-what is served.
+- Some clients offer `Upgrade: h2c` with every request (Java's HttpClient, `curl --http2`). A server may pass
+  that over (RFC 9110, 7.8), but the parser ends the message at its head and drops the body. Here the head is
+  parsed again without the offer, so that the body follows.
+- A head, or anything else without content, is bounded: 431 beyond it.
+- Trailers are read and dropped; uvicorn adds them to the headers if they come early enough.
+
+Used by router and gateway; it must not know what is served.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_OFFER = frozenset({b"upgrade", b"connection", b"http2-settings"})
+HEAD_BYTES = 1 << 16
+"""Of request line and header fields, of trailers, and of what stands between the parts of a body."""
+_OFFERS = frozenset({b"upgrade", b"http2-settings"})
 _BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -26,37 +31,54 @@ class _Parser:
 
     def __init__(self, protocol: PassingProtocol) -> None:
         self._protocol = protocol
-        self._parser = httptools.HttpRequestParser(protocol)
+        self._renew()
 
     def __getattr__(self, name: str) -> Any:
         """Everything else."""
         return getattr(self._parser, name)
 
+    def _renew(self) -> None:
+        self._parser = httptools.HttpRequestParser(self._protocol)
+        # As uvicorn has it: a request is answered though something follows its `Connection: close`.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
     def feed_data(self, data: bytes) -> None:
         """Parses.
 
         Raises:
-            httptools.HttpParserError: it is no HTTP.
+            httptools.HttpParserError: it is no HTTP, or asks for a tunnel.
             httptools.HttpParserUpgrade: another protocol takes over.
         """
+        protocol = self._protocol
         while True:
+            protocol.unread_bytes += len(data)
             try:
                 self._parser.feed_data(data)
-                return
             except httptools.HttpParserUpgrade as upgrade:
-                if self._protocol.takes_upgrade():
+                if protocol.takes_upgrade():
                     raise
-                head = self._protocol.head_without_offer()
-                data = head + data[upgrade.args[0] :]
-                self._parser = httptools.HttpRequestParser(self._protocol)
+                if self._parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("CONNECT is not served") from None
+                data = protocol.head_without_offer() + data[upgrade.args[0] :]
+                self._renew()
+            else:
+                if protocol.unread_bytes > HEAD_BYTES:
+                    protocol.refuse_head()
+                return
 
 
 class PassingProtocol(HttpToolsProtocol):
-    """Uvicorn's; see the module."""
+    """Uvicorn's; see the module.
+
+    Attributes:
+        unread_bytes: received since the last end of a head, part of a body, or end of a message.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.parser = cast("httptools.HttpRequestParser", _Parser(self))
+        self.unread_bytes = 0
+        self._head_is_too_large = False
 
     def takes_upgrade(self) -> bool:
         """Whether the message that was read last becomes another protocol: a WebSocket handshake alone."""
@@ -68,15 +90,60 @@ class PassingProtocol(HttpToolsProtocol):
         lines = [
             b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         ]
-        lines += [b"%b: %b" % (name, value) for name, value in self.headers if name not in _OFFER]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                lines.append(b"connection: " + b", ".join(t for t in tokens if t.lower() not in _OFFERS))
+            elif name not in _OFFERS:
+                lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
+
+    def refuse_head(self) -> None:
+        """Ends the connection: what came is too large.
+
+        Raises:
+            httptools.HttpParserError: always; it is answered by `send_400_response`.
+        """
+        self._head_is_too_large = True
+        raise httptools.HttpParserError(f"a request head has more than {HEAD_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
         """The head is there; it comes again if its offer is passed over."""
-        if not self.parser.should_upgrade() or self.takes_upgrade():
+        # The last bytes may be the body's: counted exactly only where it matters.
+        if self.unread_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
+            self.refuse_head()
+        if not self.parser.should_upgrade():
+            self.unread_bytes = 0
             super().on_headers_complete()
+            self.headers = []  # the request keeps the list it has; trailers go to this one
+        elif self.takes_upgrade():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body is there."""
+        self.unread_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The message is there."""
+        self.unread_bytes = 0
         if not self.parser.should_upgrade() or self.takes_upgrade():
             super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what cannot be served, and closes; within another answer only the latter."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        if not self._head_is_too_large:
+            super().send_400_response(msg)
+            return
+        body = f"a request head has more than {HEAD_BYTES} bytes\n".encode()
+        head = "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        self.transport.write(
+            f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+        )
+        self.transport.close()
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)

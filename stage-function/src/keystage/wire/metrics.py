@@ -107,6 +107,9 @@ METRICS: dict[str, MetricSpec] = {
         "counter", ("node",), "Times the fork server was started again"
     ),
     "keystage_standbys": MetricSpec("gauge", ("node",), "Standby workers"),
+    "keystage_view_age_seconds": MetricSpec(
+        "gauge", (), "Seconds since the gateway last heard what functions and replicas there are"
+    ),
     "keystage_async_accepted": MetricSpec("counter", ("function_name",), "Asynchronous calls accepted"),
     "keystage_async_refused": MetricSpec(
         "counter", ("reason",), "Asynchronous calls of known functions refused, by HTTP status"

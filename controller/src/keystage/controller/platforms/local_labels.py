@@ -29,7 +29,7 @@ class Scaling:
 def scaling_of(given: Mapping[str, str], role: str) -> Scaling:
     """Reads the labels of a function; total."""
     try:
-        asked = labels.parse(given, role)
+        asked = labels.parse(_effective(given), role)
     except ValueError:
         asked = _lenient(given)
     return Scaling(
@@ -38,6 +38,14 @@ def scaling_of(given: Mapping[str, str], role: str) -> Scaling:
         zero_after_s=asked.zero_duration_s if asked.zero else None,
         target=_target(asked),
     )
+
+
+def _effective(given: Mapping[str, str]) -> dict[str, str]:
+    """Without what has no effect on a stock gateway either, as long as another label is missing."""
+    lone = {labels.ZERO_DURATION} if given.get(labels.ZERO, "false") == "false" else set()
+    if not any(name in given for name in (labels.TARGET, labels.TARGET_PROPORTION, labels.TYPE)):
+        lone.add(labels.FACTOR)
+    return {name: value for name, value in given.items() if name not in lone}
 
 
 def _target(asked: ScaleLabels) -> Target | None:

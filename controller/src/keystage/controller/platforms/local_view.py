@@ -35,6 +35,7 @@ from keystage.controller.platforms.local_cpu import Cores, Work, cpu_views
 from keystage.controller.platforms.local_device import batch_of, cores_of, device_of, is_on_cpu, threads_of
 from keystage.controller.platforms.local_labels import scaling_of
 from keystage.controller.platforms.local_nodes import node_views, placed, start_times
+from keystage.local import api as local_api
 from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
 from keystage.router.api import RouterStats
 
@@ -88,8 +89,7 @@ class Shared:
 
 def role_of(record: FunctionRecord) -> str:
     """`router`, `stage` or `function`."""
-    deployment = record.deployment
-    return deployment.envVars.get("KEYSTAGE_ROLE") or deployment.labels.get("keystage.role") or "function"
+    return local_api.role_of(record.deployment)
 
 
 def pipeline_of(record: FunctionRecord) -> str:
