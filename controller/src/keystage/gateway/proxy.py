@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from keystage.gateway.backend import Endpoint, GatewayError
+from keystage.gateway.call_headers import identity, of_refusal
 from keystage.gateway.headers import SERVED_BY, for_client, for_replica
 from keystage.gateway.incoming import Incoming, Receive
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.names import function_name
-from keystage.gateway.replicas import RETRY_AFTER_S, Replicas
+from keystage.gateway.replicas import Replicas
 from keystage.gateway.upstream import NotConnected, Pool, request_head
 from keystage.gateway.upstream_answer import UpstreamBroken, UpstreamError
 from keystage.gateway.upstream_connection import Connection, UpstreamSilence
@@ -218,17 +218,12 @@ def _begin(scope: Scope, incoming: Incoming) -> _Call:
     client = scope.get("client") or ("", 0)
     pairs = scope["headers"]
     headers = for_replica(pairs, client=client[0], scheme=scope["scheme"], version=scope["http_version"])
-    call_id = b""
     declared_bytes = None
     for key, value in pairs:
-        if key == b"x-call-id":
-            call_id = value
-        elif key == b"content-length":
+        if key == b"content-length":
             declared_bytes = int(value)
-    if not call_id:
-        call_id = os.urandom(16).hex().encode()
-    start = (b"x-start-time", b"%d" % time.time_ns())
-    headers += (b"x-call-id", call_id), start
+    marks = identity(pairs)
+    headers += marks
     return _Call(
         function=name.decode("latin-1"),
         target=target,
@@ -238,21 +233,13 @@ def _begin(scope: Scope, incoming: Incoming) -> _Call:
         declared_bytes=declared_bytes,
         body=None,
         started_s=time.monotonic(),
-        id_headers=[(b"x-call-id", call_id), start, SERVED_BY],
+        id_headers=[*marks, SERVED_BY],
     )
 
 
 async def _refuse(call: _Call, send: Send, error: GatewayError) -> None:
     call.status = error.status
     body = f"{error}\n".encode()
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-        *call.id_headers,
-    ]
-    if error.status in (429, 503):
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
-    if error.status == 413:
-        headers.append((b"connection", b"close"))
+    headers = [(b"content-length", b"%d" % len(body)), *of_refusal(error.status), *call.id_headers]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from keystage.gateway.backend import BadRequest, GatewayError, TooLarge
+from keystage.gateway.call_headers import identity, of_refusal
 from keystage.gateway.headers import SERVED_BY, for_replica
 from keystage.gateway.incoming import Receive
 from keystage.gateway.names import NAMESPACE, function_name
@@ -21,7 +21,7 @@ from keystage.gateway.proxy import Scope, Send
 from keystage.gateway.queue import Call, CallQueue
 from keystage.gateway.queue_address import CallbackRules
 from keystage.gateway.queue_runner import Runner
-from keystage.gateway.replicas import RETRY_AFTER_S, Replicas
+from keystage.gateway.replicas import Replicas
 from keystage.wire.metrics import Sample
 
 PREFIX = b"/async-function/"
@@ -78,9 +78,7 @@ class AsyncCalls:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accepts or refuses one call."""
-        call_id = uuid.uuid4().hex.encode()
-        start_ns = time.time_ns()
-        headers = [(b"x-call-id", call_id), (b"x-start-time", str(start_ns).encode()), SERVED_BY]
+        headers = [*identity(()), SERVED_BY]
         name = ""
         try:
             if scope["method"] != "POST":
@@ -89,7 +87,7 @@ class AsyncCalls:
             function = function_name(raw.decode("latin-1"))
             self._replicas.check(function)
             name = function
-            headers[0] = (b"x-call-id", _call_id(scope["headers"]) or call_id)
+            headers[0] = (b"x-call-id", _call_id(scope["headers"]) or headers[0][1])
             callback = _callback(scope["headers"])
             if callback:
                 self._rules.check(callback)
@@ -104,7 +102,7 @@ class AsyncCalls:
                 headers=_stored(scope, headers),
                 body=await _body(scope, receive, self._body_bytes),
                 callback=callback,
-                start_ns=start_ns,
+                start_ns=int(headers[1][1]),
             )
             await self._queue.put(call)
         except GatewayError as error:
@@ -197,14 +195,10 @@ async def _body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
 
 
 async def _answer(send: Send, status: int, own: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers = [*own, (b"content-length", str(len(body)).encode())]
+    headers = [*own, (b"content-length", b"%d" % len(body))]
     if body:
-        headers.append((b"content-type", b"text/plain; charset=utf-8"))
+        headers += of_refusal(status)
     if status == 405:
         headers.append((b"allow", b"POST"))
-    if status in (429, 503):
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
-    if status in (408, 413):
-        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

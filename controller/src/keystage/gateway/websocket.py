@@ -13,17 +13,17 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
 from keystage.gateway.backend import Endpoint, GatewayError
+from keystage.gateway.call_headers import identity, of_refusal
 from keystage.gateway.headers import HANDSHAKE, HOP_BY_HOP, SERVED_BY, for_client, for_replica
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.names import function_name
 from keystage.gateway.proxy import PREFIX, UpstreamFailed, UpstreamSilent
-from keystage.gateway.replicas import RETRY_AFTER_S, Replicas
+from keystage.gateway.replicas import Replicas
 from keystage.gateway.upstream import NotConnected
 from keystage.gateway.websocket_codes import ABNORMAL, BROKEN, GONE, NO_CODE, fitting, sendable
 from keystage.gateway.websocket_upstream import Closed, Upstream, UpstreamRefused, connect
@@ -181,17 +181,14 @@ def _begin(scope: Message, receive: Receive) -> _Call:
     client = scope.get("client") or ("", 0)
     pairs = scope["headers"]
     headers = for_replica(pairs, client=client[0], scheme=scope["scheme"], version=scope["http_version"])
-    call_id = next((value for key, value in pairs if key == b"x-call-id"), b"")
-    if not call_id:
-        call_id = os.urandom(16).hex().encode()
-    start = (b"x-start-time", b"%d" % time.time_ns())
-    headers += (b"x-call-id", call_id), start
+    marks = identity(pairs)
+    headers += marks
     return _Call(
         function=name.decode("latin-1"),
         target=target,
         headers=[(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers if k not in HANDSHAKE],
         subprotocols=scope["subprotocols"],
-        id_headers=[(b"x-call-id", call_id), start, SERVED_BY],
+        id_headers=[*marks, SERVED_BY],
         started_s=time.monotonic(),
         first=asyncio.get_running_loop().create_task(_next(receive)),
     )
@@ -275,10 +272,7 @@ async def _downwards(upstream: Upstream, send: Send, silence_s: float) -> tuple[
 
 
 async def _refuse(call: _Call, scope: Message, send: Send, error: GatewayError) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    if error.status in (429, 503):
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
-    await _answer(call, scope, send, error.status, headers, f"{error}\n".encode())
+    await _answer(call, scope, send, error.status, of_refusal(error.status), f"{error}\n".encode())
 
 
 async def _answer(
