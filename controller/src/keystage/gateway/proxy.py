@@ -22,14 +22,12 @@ from keystage.gateway.incoming import Incoming, Receive
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.names import function_name
 from keystage.gateway.replicas import Replicas
-from keystage.gateway.upstream import NotConnected, Pool, request_head
+from keystage.gateway.upstream import NotConnected, Pool, request_head, send_whole
 from keystage.gateway.upstream_answer import UpstreamBroken, UpstreamError
 from keystage.gateway.upstream_connection import Connection, UpstreamSilence
 
 PREFIX = b"/function/"
 CLIENT_GONE = 499
-JOINED_BYTES = 1 << 14
-"""A body up to this goes into one write with its head; beyond, a copy costs more than a second write."""
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _log = logging.getLogger(__name__)
@@ -172,14 +170,8 @@ async def _begin_exchange(
         head = request_head(call.method, call.target, endpoint.address, call.headers, call.declared_bytes)
         connection.begin(call.method, head, is_whole=False)
         return asyncio.get_running_loop().create_task(_upload(call, body, connection))
-    size = len(body) if body else 0
-    head = request_head(call.method, call.target, endpoint.address, call.headers, size)
-    if body and size <= JOINED_BYTES:
-        connection.begin(call.method, head + body, is_whole=True)
-    else:
-        connection.begin(call.method, head, is_whole=True)
-        if body:
-            connection.write(body)
+    head = request_head(call.method, call.target, endpoint.address, call.headers, len(body or b""))
+    send_whole(connection, call.method, head, body or b"")
     return None
 
 

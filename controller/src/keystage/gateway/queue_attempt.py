@@ -7,23 +7,21 @@ can have reached the first; everything else that fails is the runner's to try ag
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import math
 import time
 
-import aiohttp
-import yarl
-
 from keystage.gateway.backend import Endpoint, GatewayError
+from keystage.gateway.headers import for_client
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.queue import Call
 from keystage.gateway.replicas import Replicas
+from keystage.gateway.upstream import NotConnected, Pool, Unsendable, request_head, send_whole
+from keystage.gateway.upstream_answer import UpstreamError
+from keystage.gateway.upstream_connection import UpstreamSilence
 
-CONNECT_S = 5.0
-POOL_IDLE_S = 3.0
-"""Shorter than any server's keep-alive (uvicorn: 5 s), so that it is us who close idle connections."""
-_SKIPPED = frozenset({"User-Agent", "Accept", "Accept-Encoding", "Content-Type"})
 _TEXT = "text/plain; charset=utf-8"
 _log = logging.getLogger(__name__)
 
@@ -71,29 +69,22 @@ class Attempts:
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._answer_bytes = answer_bytes
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = Pool(timeout_s)
 
     async def start(self) -> None:
         """Opens the connection pool."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_IDLE_S),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_S),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_SKIPPED,
-            max_line_size=1 << 16,
-            max_field_size=1 << 16,
-        )
-        # Every further sending is an attempt that is counted, so never one by the client itself.
-        self._session._retry_connection = False  # noqa: SLF001  (there is no public switch)
+        await self._pool.start()
 
     async def stop(self) -> None:
         """Closes the connection pool."""
-        if self._session is not None:
-            await self._session.close()
+        await self._pool.stop()
 
     async def run(self, call: Call) -> Outcome:
-        """Tries once; every failure is an outcome."""
+        """Tries once; every failure is an outcome.
+
+        Raises:
+            Unsendable: no replica can be asked this.
+        """
         started_s = time.monotonic()
         try:
             self._replicas.check(call.function)
@@ -118,38 +109,51 @@ class Attempts:
                 return _failed(error.status, str(error))
             who = f"function {call.function}: replica {endpoint.replica}"
             try:
-                return await self._exchange(call, endpoint)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._exchange(call, endpoint)
+            except Unsendable:
+                raise
+            except NotConnected:
                 refused.add(endpoint.replica)
-            except TimeoutError:
+            except (TimeoutError, UpstreamSilence):
                 return _failed(504, f"{who} did not answer within {self._timeout_s:g} s")
-            except (aiohttp.ClientError, OSError):
-                return _failed(502, f"{who} broke the connection before its answer was complete")
+            except UpstreamError as error:
+                self._replicas.suspect(endpoint)
+                return _failed(502, f"{who} {error}")
             finally:
                 self._replicas.release(endpoint)
 
     async def _exchange(self, call: Call, endpoint: Endpoint) -> Outcome:
-        assert self._session is not None, "start() comes first"
-        url = yarl.URL(f"http://{endpoint.address}{call.path}", encoded=True)
-        async with self._session.post(
-            url, headers=call.headers, data=call.body, allow_redirects=False
-        ) as answer:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in call.headers]
+        target = call.path.encode("latin-1")
+        head = request_head("POST", target, endpoint.address, headers, len(call.body))
+        connection = await self._pool.acquire(endpoint.address)
+        try:
+            send_whole(connection, "POST", head, call.body)
+            await connection.head()
+            answer = connection.answer
             parts: list[bytes] = []
             size = 0
-            async for chunk in answer.content.iter_any():
+            is_last = False
+            while not is_last:
+                chunk = await connection.read()
+                is_last = answer.is_complete
                 size += len(chunk)
                 if call.callback and size <= self._answer_bytes:
                     parts.append(chunk)
-            outcome = Outcome(
-                answer.status,
-                answer.headers.get("content-type", ""),
-                b"".join(parts),
-                is_answer=True,
-                retry_after_s=_seconds(answer.headers.get("retry-after", "")),
-            )
-            if call.callback and size > self._answer_bytes:
-                return self._without_body(call, outcome, size)
-            return outcome
+        finally:
+            self._pool.release(connection)
+        told = dict(for_client(answer.headers))
+        outcome = Outcome(
+            answer.status,
+            told.get(b"content-type", b"").decode("latin-1"),
+            b"".join(parts),
+            is_answer=True,
+            retry_after_s=_seconds(told.get(b"retry-after", b"").decode("latin-1")),
+        )
+        if call.callback and size > self._answer_bytes:
+            return self._without_body(call, outcome, size)
+        return outcome
 
     def _without_body(self, call: Call, outcome: Outcome, size_bytes: int) -> Outcome:
         """The function did its work; its answer is too large for the callback, which is told so instead."""

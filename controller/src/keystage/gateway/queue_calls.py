@@ -158,15 +158,7 @@ def _stored(scope: Scope, own: Iterable[tuple[bytes, bytes]]) -> list[tuple[str,
     passed = for_replica(scope["headers"], client=client[0], scheme=scope["scheme"])
     kept = [pair for pair in passed if pair[0] not in _NOT_STORED]
     kept += [pair for pair in own if pair[0] in (b"x-call-id", b"x-start-time")]
-    return [(key.decode("latin-1"), _text(value)) for key, value in kept]
-
-
-def _text(value: bytes) -> str:
-    # The client that runs the call sends UTF-8, so that is what passes unchanged.
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+    return [(key.decode("latin-1"), value.decode("latin-1")) for key, value in kept]
 
 
 async def _body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

@@ -20,11 +20,17 @@ IDLE_S = 3.0
 SWEEP_S = 0.5
 SWEEPS = 10
 """In one span of silence, at least: the bound is met to within a tenth."""
+JOINED_BYTES = 1 << 14
+"""A body up to this goes into one write with its head; beyond, a copy costs more than a second write."""
 _BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 
 
 class NotConnected(UpstreamError):
     """No connection came about, so nothing was sent."""
+
+
+class Unsendable(UpstreamError):
+    """The request cannot be written as HTTP, to no replica."""
 
 
 class Pool:
@@ -130,6 +136,15 @@ class Pool:
                     connection.close()
 
 
+def send_whole(connection: Connection, method: str, head: bytes, body: bytes) -> None:
+    """Begins an exchange whose request is all here."""
+    if len(body) <= JOINED_BYTES:
+        connection.begin(method, head + body, is_whole=True)
+    else:
+        connection.begin(method, head, is_whole=True)
+        connection.write(body)
+
+
 def request_head(
     method: str, target: bytes, address: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int | None
 ) -> bytes:
@@ -143,7 +158,7 @@ def request_head(
         body_bytes: length of the body, None for a chunked one.
 
     Raises:
-        UpstreamError: a field would break the framing; parsers let none pass that does.
+        Unsendable: a field would break the framing; parsers let none pass that does.
     """
     lines = [b"%b %b HTTP/1.1" % (method.encode("latin-1"), target), b"host: " + address.encode("latin-1")]
     lines += [b"%b: %b" % pair for pair in headers if pair[0] != b"content-length"]
@@ -153,5 +168,5 @@ def request_head(
         lines.append(b"content-length: %d" % body_bytes)
     head = b"\r\n".join(lines)
     if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1 or target.count(b" "):
-        raise UpstreamError("was not asked: a header field or the path contains a line break")
+        raise Unsendable("was not asked: a header field or the path contains a line break")
     return head + b"\r\n\r\n"
