@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ DESCRIBED = {
 }
 ABSENT = "function echo is not deployed\n"
 FUNCTIONS = "/system/functions"
+REPEATS_S = 30.0
 LINE = {"name": "echo", "namespace": "openfaas-fn"}
 
 
@@ -297,11 +299,10 @@ class Replay:
 
     async def send(self, exchange: Exchange) -> None:
         """Sends it and checks what comes back."""
-        while True:
-            told = await self._ask(exchange)
-            if told is None:
-                return
+        until_s = time.monotonic() + REPEATS_S
+        while (told := await self._ask(exchange)) is not None:
             assert exchange.repeated, told
+            assert time.monotonic() < until_s, f"for {REPEATS_S} s: {told}"
             await asyncio.sleep(0.05)
 
     async def _ask(self, exchange: Exchange) -> str | None:

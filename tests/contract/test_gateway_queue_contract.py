@@ -36,9 +36,8 @@ async def _memory(_: pytest.FixtureRequest) -> AsyncIterator[CallQueue]:
 @asynccontextmanager
 async def _redis(request: pytest.FixtureRequest) -> AsyncIterator[CallQueue]:
     server: RedisServer = request.getfixturevalue("redis_server")
-    client = Redis.from_url(server.url)
-    await client.flushall()
-    await client.aclose()
+    async with Redis.from_url(server.url) as client:
+        await client.flushall()
     yield RedisQueue(server.url, BOUNDS, LEASE_S)
 
 
@@ -103,11 +102,11 @@ def test_a_call_comes_again_when_its_time_has_come(run: Callable[..., None]) -> 
         one, two = await queue.take({"f": 2})
         assert queue.next_due_s() == math.inf
         later = msgspec.structs.replace(call(1), attempts=3)
-        await queue.again(one, later, 0.3)
+        await queue.again(one, later, 2.0)
         await queue.done(two)
         assert await queue.take({"f": 2}) == []
         assert (await queue.depth())["f"].calls == 1
-        assert 0 < queue.next_due_s() <= 0.3
+        assert 0 < queue.next_due_s() <= 2.0
         await queue.put(call(3))  # is not held up by the one that waits
         (three,) = await queue.take({"f": 2})
         assert names([three]) == ["c3"]
@@ -179,8 +178,7 @@ def test_the_oldest_call_has_an_age(run: Callable[..., None]) -> None:
 
 def test_a_living_gateway_keeps_its_calls_and_a_dead_one_s_are_claimed(redis_server: RedisServer) -> None:
     async def work(_: Any) -> None:
-        async with gateway(redis_server, "b") as living:
-            dead = RedisQueue(redis_server.url, BOUNDS, LEASE_S, "a")  # never started: renews nothing
+        async with gateway(redis_server, "b") as living, gateway(redis_server, "a", runs=False) as dead:
             await dead.put(call(1))
             await dead.put(call(2))
             (one,) = await dead.take({"f": 1})
@@ -197,7 +195,6 @@ def test_a_living_gateway_keeps_its_calls_and_a_dead_one_s_are_claimed(redis_ser
             await living.done(two)
             assert names(await taken(living)) == ["c1"]
             assert await living.take({"f": 5}) == []
-            await dead.stop()
 
     with_redis(redis_server, work)
 
@@ -282,17 +279,17 @@ def test_a_redis_that_is_away_or_refuses_is_named_in_the_log_alone(
     said = "^the asynchronous queue in Redis did not acknowledge this: ask again later \\(Retry-After\\)$"
 
     async def work() -> None:
-        url = server.url.replace("redis://", "redis://:s3cret@")
-        queue = RedisQueue(url, BOUNDS, LEASE_S)
-        await queue.start(lambda: None)
+        async with Redis.from_url(server.url) as admin, gateway(server, None) as queue:
+            await goes(admin, queue)
+
+    async def goes(admin: Any, queue: RedisQueue) -> None:
         for operation in (queue.put(call(1)), queue.functions(), queue.take({"f": 1}), queue.depth()):
             with pytest.raises(QueueUnavailable, match=said) as away:
                 await operation
             assert away.value.status == 503
-        assert len(told(f"Redis at redis://127.0.0.1:{server.port} does not answer: ")) == 1
+        assert len(told(f"Redis at {server.address} does not answer: ")) == 1
         await asyncio.to_thread(server.start)
         await queue.put(call(1))
-        admin = Redis.from_url(url)
         await admin.config_set("maxmemory", 1)
         with pytest.raises(QueueUnavailable, match=said):
             await queue.put(call(2))
@@ -310,15 +307,14 @@ def test_a_redis_that_is_away_or_refuses_is_named_in_the_log_alone(
         await admin.config_set("maxmemory", 1)
         await queue.done(lease)
         await admin.config_set("maxmemory", 0)
-        await admin.aclose()
         await asyncio.to_thread(server.kill)
         with pytest.raises(QueueUnavailable):
             await queue.take({"f": 1})
         await asyncio.to_thread(server.start)
         assert names(await taken(queue)) == ["c2"]
-        await queue.stop()
 
-    server = RedisServer(tmp_path / "redis", "--requirepass", "s3cret")
+    server = RedisServer(tmp_path / "redis", "--requirepass", "s3cret", tcp=True)
+    server.url = server.url.replace("redis://", "redis://:s3cret@")
     try:
         asyncio.run(work())
         assert "s3cret" not in caplog.text

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 from support.local_function import authorization, function
 
 from keystage.bundle.api import emulated
@@ -79,14 +80,15 @@ async def conform(folder: Path, name: str, config: str, url: str, **env: str) ->
     )
     try:
         said, _ = await asyncio.wait_for(program.communicate(), RUN_S)
-    except TimeoutError:
-        program.kill()
-        await program.wait()
-        raise
+    finally:
+        if program.returncode is None:
+            program.kill()
+            await program.wait()
     assert program.returncode == 0, said.decode()
     return said.decode()
 
 
+@pytest.mark.timeout(300)  # two runs, and the world around them
 def test_gateway_and_router_answer_as_their_documents_say(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     bundle.mkdir()

@@ -6,6 +6,7 @@ stand-ins that answer as those are documented to; the first has real processes, 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import shutil
 import socket
@@ -292,6 +293,32 @@ def test_silence_is_not_waited_for_without_bound() -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(Unreachable, match="timed out"):
             Client(Wire(url, timeout_s=0.05)).info()
+
+
+@pytest.mark.parametrize("told", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n"])
+def test_an_answer_that_trickles_is_not_waited_for_beyond_the_bound(told: bytes) -> None:
+    """Each byte comes in time, the head's or the body's; the answer would take two minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def trickle() -> None:
+            peer, _ = server.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(told)
+                for _ in range(6000):
+                    if ended.wait(0.02):
+                        return
+                    peer.sendall(b"x")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        begun_s = time.monotonic()
+        with pytest.raises(Unreachable, match="timed out"):
+            Client(Wire(url, timeout_s=0.2)).info()
+        assert time.monotonic() - begun_s < 10.0
+        ended.set()
+        thread.join(5)
 
 
 @pytest.mark.parametrize(

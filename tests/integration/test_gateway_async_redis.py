@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 from support.async_world import AsyncWorld, run_async_world
+from support.redis_queues import gateway
 from support.servers import RedisServer
 
-from keystage.gateway.queue import Bounds, Call
+from keystage.gateway.queue import Call
 from keystage.gateway.queue_redis import RedisQueue
 
 IDS = [f"c{number}" for number in range(1000)]
@@ -30,9 +31,7 @@ PAUSE_S = 0.1
 def run(
     tmp_path: Path, work: Callable[[AsyncWorld, RedisServer], Awaitable[None]], *, started: bool = True
 ) -> None:
-    server = RedisServer(tmp_path / "redis")
-    if started:
-        server.start()
+    server = RedisServer(tmp_path / "redis", tcp=not started)
     env = {
         "KEYSTAGE_REDIS": server.url,
         "KEYSTAGE_ASYNC_LEASE_S": "2",
@@ -40,6 +39,8 @@ def run(
         "KEYSTAGE_ASYNC_DRAIN_S": "0.2",
     }
     try:
+        if started:
+            server.start()
         run_async_world(tmp_path, lambda world: work(world, server), **env)
     finally:
         server.kill()
@@ -47,17 +48,19 @@ def run(
 
 async def until_empty(world: AsyncWorld, server: RedisServer) -> None:
     """Waits until every call is settled: Redis holds nothing, dead letters included."""
-    client = Redis.from_url(server.url)
-    keys: list[Any] = [b"?"]
 
-    async def look() -> None:
-        while keys:
-            keys[:] = await client.keys()
+    async def look(client: Any) -> None:
+        while await client.keys():
             await asyncio.sleep(0.05)
 
-    looking = asyncio.create_task(look())
-    await world.until(looking.done, "an empty queue")
-    await client.aclose()
+    async with Redis.from_url(server.url) as client:
+        looking = asyncio.create_task(look(client))
+        try:
+            await world.until(looking.done, "an empty queue")
+            await looking
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
 
 
 def test_redis_killed_in_the_midst_of_a_thousand_calls_loses_none(tmp_path: Path) -> None:
@@ -120,13 +123,11 @@ def test_without_redis_calls_are_refused_by_name_and_the_rest_goes_on(tmp_path: 
         status, text, headers = await w.post("job")
         assert (status, headers["retry-after"]) == (503, "5")
         assert text.startswith("the asynchronous queue in Redis did not acknowledge this")
-        assert not [
-            secret for secret in ("127.0.0.1", str(server.port), "Errno", "refused") if secret in text
-        ]
+        assert not [secret for secret in ("127.0.0.1", server.place, "Errno", "refused") if secret in text]
         for _ in range(5):
             assert (await w.post("job"))[:2] == (503, text)
         log = (w.world.home.logs / "_gateway.log").read_text()
-        assert log.count(f"Redis at redis://127.0.0.1:{server.port} does not answer: ") == 1
+        assert log.count(f"Redis at {server.address} does not answer: ") == 1
         assert (await w.post("none"))[0] == 404
         async with w.session.post("/function/job", data=b"sync") as answer:
             assert (answer.status, (await answer.read())[:4]) == (200, b"sync")
@@ -135,8 +136,10 @@ def test_without_redis_calls_are_refused_by_name_and_the_rest_goes_on(tmp_path: 
         await w.until(lambda: w.ran()["now"], "the call")
         await until_empty(w, server)
         # What can never be run becomes a dead letter and blocks nothing.
-        client = Redis.from_url(server.url)
-        other = RedisQueue(server.url, Bounds(100, 1 << 20), 2.0)
+        async with Redis.from_url(server.url) as client, gateway(server, None, 2.0, runs=False) as other:
+            await bury(w, client, other)
+
+    async def bury(w: AsyncWorld, client: Any, other: RedisQueue) -> None:
         broken = Call(key="k", id="broken", function="job", path="/", headers=[("x", "a\nb")], body=b"")
         await other.put(broken)
         await client.xadd("{keystage}:async:calls:job", {"call": b"\xff"})
@@ -148,8 +151,6 @@ def test_without_redis_calls_are_refused_by_name_and_the_rest_goes_on(tmp_path: 
         assert len(reasons) == 2
         assert any(reason.startswith("it cannot be run: Unsendable") for reason in reasons)
         assert any("1 bytes are no call" in reason for reason in reasons)
-        await other.stop()
-        await client.aclose()
 
     run(tmp_path, work, started=False)
 

@@ -124,12 +124,12 @@ def test_wake_outlives_the_request_that_asked_for_it() -> None:
 
 def test_waits_are_bounded_in_time_and_number() -> None:
     async def inside() -> None:
-        found = replicas(View(), wake_s=0.05, max_waiting=1)
+        found = replicas(View(), wake_s=0.5, max_waiting=1)
         asking = asyncio.create_task(acquire(found))
         await asyncio.sleep(0)
         with pytest.raises(TooManyWaiting, match="1 requests wait for one, at most 1 may"):
             await acquire(found)
-        with pytest.raises(NoReplica, match=r"function f has no ready replica after 0.05 s, 0 wanted"):
+        with pytest.raises(NoReplica, match=r"function f has no ready replica after 0.5 s, 0 wanted"):
             await asking
         assert found.waiting("f") == 0
 

@@ -13,6 +13,8 @@ import pytest
 from support.scripted_upstream import Call, Script, Upstream, head, open_call, proxy_to, run
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+SILENCE_S = 1.0
+"""Bound of a replica's silence where one is tested: far above what this process may stand still."""
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 
@@ -105,7 +107,8 @@ def test_connections_are_kept_as_long_as_both_sides_may() -> None:
                 for _ in range(5):
                     call = await open_call().run(proxy)
                     assert (call.status, call.body, call.is_whole) == (200, b"hello", True)
-                    await asyncio.sleep(0.01)  # lets what came too much, or the end, be seen
+                    for _ in range(2):  # lets what came too much, or the end, be seen
+                        await asyncio.sleep(0.01)
             assert upstream.connections == connections, (answer, close)
 
     run(work())
@@ -154,7 +157,7 @@ def test_silence_is_bounded_and_a_trickle_is_none() -> None:
         await head(reader)
         for byte in HELLO:
             writer.write(bytes([byte]))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(1.5 * SILENCE_S / len(HELLO))
 
     async def silent(reader: Reader, writer: Writer) -> None:
         await head(reader)
@@ -170,12 +173,12 @@ def test_silence_is_bounded_and_a_trickle_is_none() -> None:
         await asyncio.sleep(30)
 
     async def work() -> None:
-        assert (await ask(trickle, upstream_s=0.3)).body == b"hello"
-        call = await ask(mute, upstream_s=0.3)
-        assert (call.status, call.body) == (504, b"function f: replica f-0 sent nothing for 0.3 s\n")
-        call = await ask(silent, upstream_s=0.3)
+        assert (await ask(trickle, upstream_s=SILENCE_S)).body == b"hello"
+        call = await ask(mute, upstream_s=SILENCE_S)
+        assert (call.status, call.body) == (504, b"function f: replica f-0 sent nothing for 1 s\n")
+        call = await ask(silent, upstream_s=SILENCE_S)
         assert (call.status, call.body, call.is_whole) == (200, b"hell", False)
-        call = await ask(deaf, open_call("POST", [b"x" * (1 << 20)] * 64), upstream_s=0.3)
+        call = await ask(deaf, open_call("POST", [b"x" * (1 << 20)] * 64), upstream_s=SILENCE_S)
         assert (call.status, call.is_whole) == (504, True)
         assert call.taken < 32  # what sockets hold, and little more
 
@@ -184,10 +187,10 @@ def test_silence_is_bounded_and_a_trickle_is_none() -> None:
 
 def test_a_slow_client_is_not_the_replica_s_silence() -> None:
     async def work() -> None:
-        async with Upstream(saying(HELLO)).run() as address, proxy_to(address, upstream_s=0.1) as proxy:
+        async with Upstream(saying(HELLO)).run() as address, proxy_to(address, upstream_s=SILENCE_S) as proxy:
             call = Call()
             going = asyncio.create_task(call.run(proxy))
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(1.5 * SILENCE_S)
             call.gate.set()
             await going
             assert (call.status, call.body, call.is_whole) == (200, b"hello", True)
@@ -198,8 +201,9 @@ def test_a_slow_client_is_not_the_replica_s_silence() -> None:
         writer.write(HELLO)
 
     async def slow_upload() -> None:
-        call = open_call("POST", [b"ab", b"cd"], headers=[(b"content-length", b"4")], pace_s=0.5)
-        assert (await ask(last_byte, call, upstream_s=0.1)).body == b"hello"
+        length = [(b"content-length", b"4")]
+        call = open_call("POST", [b"ab", b"cd"], headers=length, pace_s=1.5 * SILENCE_S)
+        assert (await ask(last_byte, call, upstream_s=SILENCE_S)).body == b"hello"
 
     run(work())
     run(slow_upload())
@@ -338,6 +342,8 @@ def test_half_an_upload_never_looks_like_a_whole_one(parts: tuple[bytes, ...]) -
             assert (await open_call().run(proxy)).body == b"hello"
             call = open_call("POST", parts, more=True)
             going = asyncio.create_task(call.run(proxy))
+            while call.taken < len(parts):
+                await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
             call.left.set()
             await going

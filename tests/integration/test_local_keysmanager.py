@@ -22,12 +22,15 @@ from keystage.bundle.store import load
 from keystage.controller.domain.decision import KeyStage, PublishKeyStages, SetReplicas, Site
 from keystage.controller.platforms.local import LocalPlatform
 from keystage.controller.platforms.unix_http import UnixConnection, exchange
-from keystage.local.adopted import children
+from keystage.local.adopted import END_WAIT_S, children
 from keystage.local.api import ReplicaRecord
+from keystage.local.config import LocalSettings
 from keystage.local.pipeline import deployments_for
 from keystage.local.world import LocalWorld
 
 WAIT_S = 60.0
+ENDS_S = LocalSettings.model_fields["shutdown_s"].default + END_WAIT_S
+"""After a world has ended: what its processes together get, and then what is left of daemons."""
 UP = """
 import sys
 from pathlib import Path
@@ -44,10 +47,10 @@ def bounded(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 150.0))
 
 
-async def until(condition: Any, what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
+async def until(condition: Any, what: str, within_s: float = WAIT_S) -> None:
+    deadline_s = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what}"
         await asyncio.sleep(0.02)
 
 
@@ -141,7 +144,7 @@ def test_replicas_are_forked_from_holders_and_outlive_the_daemon(tmp_path: Path)
             await complete(router, name)
             await until(lambda: set(dead_children()) <= dead_before, "nothing dead is left unreaped")
             living = [p for p in psutil.Process().children(recursive=True) if p not in before]
-        await until(lambda: all(map(is_dead, living)), "all processes of the world end")
+        await until(lambda: all(map(is_dead, living)), "all processes of the world end", ENDS_S)
         assert not set(children()) & {p.pid for p in living}
 
     bounded(run())

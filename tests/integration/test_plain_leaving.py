@@ -47,6 +47,17 @@ async def call(session: aiohttp.ClientSession, seconds: float = SLOW_S) -> tuple
         return answer.status, await answer.text()
 
 
+async def begun(session: aiohttp.ClientSession, calls: int) -> None:
+    """Waits until the gateway has so many calls, ended ones included, and their replicas may have them."""
+    wanted = f'gateway_function_invocation_started{{function_name="echo.openfaas-fn"}} {calls}.0'
+    while True:
+        async with session.get("/metrics") as answer:
+            if wanted in (await answer.text()).splitlines():
+                break
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+
+
 async def until(world: LocalWorld, condition: Callable[[], bool]) -> None:
     while not condition():
         await world.supervisor.watch(world.supervisor.view().version, 1.0)
@@ -87,7 +98,7 @@ def test_no_request_fails_when_replicas_are_given_back_replaced_and_removed(
         assert {name for _, name in answers} > old
 
         last = [asyncio.create_task(call(session)) for _ in range(CLIENTS)]
-        await asyncio.sleep(SLOW_S / 3)
+        await begun(session, len(answers) + CLIENTS)
         async with session.delete("/system/functions", json={"functionName": "echo"}) as answer:
             assert answer.status == 202, await answer.text()
         assert (await call(session))[0] == 404
@@ -103,7 +114,7 @@ def test_to_zero_waits_for_a_request_that_came_in_the_same_moment(tmp_path: Path
         await world.wait_ready("echo")
         assert (await call(session, 0))[0] == 200  # told just now: the next one is told a second later
         late = asyncio.create_task(call(session))
-        await asyncio.sleep(0.05)
+        await begun(session, 2)
         await world.scale("echo", 0)
         assert (await late)[0] == 200
         await until(world, lambda: not names(world))

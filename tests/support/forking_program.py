@@ -8,23 +8,26 @@ does. `handler` is a redirector.
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 NAME = sys.argv[1]
+MOUNT = "/var/openfaas/secrets"
 FOLDER = os.environ.get("secret_mount_path", "")  # noqa: SIM112  (OpenFaaS names it so)
 
 
 def command() -> list[str]:
-    """The real program with its arguments; secrets are where they are mounted."""
-    arguments = [
-        argument.replace("/var/openfaas/secrets", FOLDER) if FOLDER else argument for argument in sys.argv[2:]
-    ]
-    return [f"/usr/bin/{NAME}", *arguments]
+    """The real program with its arguments; secrets are where they are mounted, else where it is told."""
+    arguments = sys.argv[2:]
+    if FOLDER and not Path(MOUNT).exists():
+        arguments = [argument.replace(MOUNT, FOLDER) for argument in arguments]
+    return [shutil.which(NAME, path="/usr/bin:/bin") or NAME, *arguments]
 
 
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:

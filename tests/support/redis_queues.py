@@ -28,11 +28,14 @@ def names(leases: list[Lease]) -> list[str]:
 
 
 @asynccontextmanager
-async def gateway(server: RedisServer, name: str) -> AsyncIterator[RedisQueue]:
-    """The queue of a gateway that runs."""
-    queue = RedisQueue(server.url, BOUNDS, LEASE_S, name)
-    await queue.start(lambda: None)
+async def gateway(
+    server: RedisServer, name: str | None, lease_s: float = LEASE_S, *, runs: bool = True
+) -> AsyncIterator[RedisQueue]:
+    """The queue of a gateway that runs; or that never began to, and so renews nothing."""
+    queue = RedisQueue(server.url, BOUNDS, lease_s, name)
     try:
+        if runs:
+            await queue.start(lambda: None)
         yield queue
     finally:
         await queue.stop()
@@ -42,11 +45,9 @@ def with_redis(server: RedisServer, work: Callable[[Any], Awaitable[None]]) -> N
     """Runs a test over an empty Redis, with a client of it."""
 
     async def inside() -> None:
-        client = Redis.from_url(server.url)
-        await client.flushall()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(30), Redis.from_url(server.url) as client:
+            await client.flushall()
             await work(client)
-        await client.aclose()
 
     asyncio.run(inside())
 

@@ -18,6 +18,7 @@ from typing import Self
 import pytest
 
 WAIT_S = 20.0
+SOCKET_PATH_BYTES = 107
 
 
 def need_program(name: str) -> str:
@@ -40,19 +41,33 @@ def free_port() -> int:
 class RedisServer:
     """A Redis that writes every command to disk before it answers (appendfsync always).
 
+    It listens on a socket in its folder, which nobody else can take.
+
     Args:
         folder: for its files and its socket; they outlive `kill`.
         options: more command-line options.
+        tcp: it listens on a free port of 127.0.0.1 instead, for a test in which the address is the point.
+
+    Attributes:
+        place: what of its address nobody but its operator is to be told: its port, or its socket's path.
+        address: its address without database and password, as a log may show it.
+        url: for clients.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, tcp: bool = False) -> None:
         self._program = need_program("redis-server")
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._port = free_port() if tcp else 0
+        self._socket = str(folder.resolve() / "s")
+        assert tcp or len(os.fsencode(self._socket)) <= SOCKET_PATH_BYTES, (
+            f"{self._socket}: a socket's path has at most {SOCKET_PATH_BYTES} bytes; set a shorter --basetemp"
+        )
+        self.place = str(self._port) if tcp else self._socket
+        self.address = f"redis://127.0.0.1:{self._port}" if tcp else f"unix://{self._socket}"
+        self.url = f"{self.address}/0" if tcp else self.address
 
     def __enter__(self) -> Self:
         self.start()
@@ -67,15 +82,21 @@ class RedisServer:
         """Starts it, with what it had before, and waits until it serves."""
         assert self._process is None, "it runs already"
         log = (self._folder / "redis.log").open("ab")
-        command = [self._program, "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder)]
-        command += ["--appendonly", "yes", "--appendfsync", "always", "--save", "", *self._options]
+        command = [self._program, "--bind", "127.0.0.1", "--port", str(self._port)]
+        command += [] if self._port else ["--unixsocket", self._socket]
+        command += ["--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"]
+        command += ["--save", "", *self._options]
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         until_s = time.monotonic() + WAIT_S
-        while not self._answers():
-            assert self._process.poll() is None, (self._folder / "redis.log").read_text()[-2000:]
-            assert time.monotonic() < until_s, f"redis-server did not serve within {WAIT_S} s"
-            time.sleep(0.02)
+        try:
+            while not self._answers():
+                assert self._process.poll() is None, (self._folder / "redis.log").read_text()[-2000:]
+                assert time.monotonic() < until_s, f"redis-server did not serve within {WAIT_S} s"
+                time.sleep(0.02)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """Ends it at once (SIGKILL)."""
@@ -86,7 +107,9 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+            with socket.socket(socket.AF_INET if self._port else socket.AF_UNIX) as connection:
+                connection.settimeout(1.0)
+                connection.connect(("127.0.0.1", self._port) if self._port else self._socket)
                 connection.sendall(b"PING\r\n")
                 # With a password it answers so; while it reads its files, otherwise.
                 return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))

@@ -64,14 +64,14 @@ def test_what_a_proxy_in_front_told_stays_and_is_added_to() -> None:
         (b"via", b"1.1 ingress"),
         (b"forwarded", b"for=10.0.0.1"),
     ]
-    assert for_replica(pairs, client="10.0.0.3", scheme="http") == [
+    assert for_replica(pairs, client="10.0.0.3", scheme="http", version="1.1") == [
         (b"forwarded", b"for=10.0.0.1"),
         (b"x-forwarded-for", b"10.0.0.1, 10.0.0.2, 10.0.0.3"),
         (b"x-forwarded-proto", b"https"),
         (b"x-forwarded-host", b"example.org"),
         (b"via", b"1.1 ingress, 1.1 keystage"),
     ]
-    odd = dict(for_replica([(b"x-forwarded-proto", b"gopher")], client="", scheme="http"))
+    odd = dict(for_replica([(b"x-forwarded-proto", b"gopher")], client="", scheme="http", version="1.1"))
     assert odd[b"x-forwarded-proto"] == b"http"
     assert b"x-forwarded-host" not in odd
 

@@ -9,7 +9,7 @@ import pytest
 
 CODE = """
 import resource, subprocess, sys
-from keystage.local.up import raise_descriptors
+from keystage.wire.descriptors import raise_descriptors
 soft, hard = (int(word) for word in sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 said = raise_descriptors()

@@ -111,6 +111,10 @@ PIPELINE = {"KEYSTAGE_PIPELINE": "p", "KEYSTAGE_BUNDLE": "file:///b"}
         (Deployment(service="f", envProcess="say 'hi"), "cannot be parsed"),
         (Deployment(service="f", envProcess="serve a\0b"), "envProcess holds a NUL"),
         (
+            Deployment(service="f", envProcess="a\0b", envVars={"KEYSTAGE_ROLE": "router", **PIPELINE}),
+            "envProcess holds a NUL",
+        ),
+        (
             Deployment(service="f", envProcess="x", annotations={"com.openfaas.ready.http.path": "ready"}),
             r"com\.openfaas\.ready\.http\.path must be a path .* not 'ready'",
         ),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from keystage.local.api import Deployment
-from keystage.openfaas.advice import duration_s
+from keystage.openfaas.advice import deadline_s, duration_s
 from keystage.openfaas.findings import Finding, Present, check
 from keystage.openfaas.provider import Kind, kind_of, limits
 from keystage.openfaas.types import FunctionStatus, GatewayInfo, decoded
@@ -239,3 +239,10 @@ def test_the_most_certain_come_first() -> None:
 )
 def test_go_durations(text: str, seconds: float | None) -> None:
     assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90.5", 90.5), ("30", 30.0), ("", 600.0), ("1m", 600.0), ("nan", 600.0)]
+)
+def test_a_router_s_deadline_is_read_as_the_router_reads_it(text: str, seconds: float) -> None:
+    assert deadline_s(text) == seconds

@@ -28,14 +28,12 @@ class LoadReport:
         failed: answered otherwise, or broken off.
         elapsed_s: measured time.
         latencies_s: of the good ones.
-        cpu_s: processor time of the client.
     """
 
     requests: int
     failed: int
     elapsed_s: float
     latencies_s: list[float]
-    cpu_s: float
 
 
 def load(url: str, body_bytes: int, answer_bytes: int, concurrency: int, duration_s: float) -> LoadReport:
@@ -64,7 +62,7 @@ async def _load(
     assert host is not None, url
     assert port is not None, url
     loop = asyncio.get_running_loop()
-    began_s, cpu_before_s = time.perf_counter(), time.process_time()
+    began_s = time.perf_counter()
     end_s = began_s + duration_s
     lanes = []
     for _ in range(concurrency):
@@ -74,8 +72,7 @@ async def _load(
         await asyncio.gather(*(lane.done for lane in lanes))
     elapsed_s = time.perf_counter() - began_s
     latencies_s = [latency for lane in lanes for latency in lane.latencies_s]
-    cpu_s = time.process_time() - cpu_before_s
-    return LoadReport(len(latencies_s), sum(lane.failed for lane in lanes), elapsed_s, latencies_s, cpu_s)
+    return LoadReport(len(latencies_s), sum(lane.failed for lane in lanes), elapsed_s, latencies_s)
 
 
 class _Lane(asyncio.Protocol):

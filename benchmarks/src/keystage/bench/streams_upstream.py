@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import resource
 import sys
 import time
 import urllib.parse
@@ -17,6 +16,8 @@ from typing import cast
 
 import httptools
 import uvloop
+
+from keystage.wire.descriptors import raise_descriptors
 
 STAMP_BYTES = 32
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -64,10 +65,9 @@ def allow_connections(needed: int) -> None:
     Raises:
         OSError: that is not far enough.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = raise_descriptors()
     if most < needed:
         raise OSError(f"{needed} descriptors are needed, RLIMIT_NOFILE allows {most}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _Answer(asyncio.Protocol):

@@ -34,7 +34,7 @@ def dead_letters(
 ) -> None:
     """List calls that were given up, with the reason; with --replay, run them anew."""
     from keystage.gateway.queue import Bounds, QueueUnavailable
-    from keystage.gateway.queue_address import check_redis
+    from keystage.gateway.queue_address import check_redis, shown
     from keystage.gateway.queue_redis import RedisQueue
 
     if not redis:
@@ -46,7 +46,7 @@ def dead_letters(
     except ValueError as error:
         fail(f"--redis: {error}", 2)
     except QueueUnavailable as error:
-        fail(error, 1)
+        fail(f"the queue in Redis at {shown(redis)} cannot be asked: {error.__cause__}", 1)
     if not letters:
         typer.echo("no dead letters")
 

@@ -1,15 +1,15 @@
 """The gateway's process: `python -m keystage.gateway.app`.
 
-Puts backend, proxy and management together under one ASGI application and serves it with uvicorn
-until SIGTERM, or until its lifeline ends. Stateless: any number may run, and one may be restarted
-at any time.
+Puts management, plain and WebSocket invocations and asynchronous calls together under one ASGI
+application, beside it the backend's view and the report of loads, and serves it with uvicorn until
+SIGTERM, or until its lifeline ends. Any number may run, and one may be restarted at any time: what
+outlasts it is the backend's and, where one is named, Redis'; a queue in memory ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,13 +26,15 @@ from keystage.gateway.incoming import Receive
 from keystage.gateway.load import LoadReporter
 from keystage.gateway.local import LocalBackend
 from keystage.gateway.metrics import Metrics
-from keystage.gateway.proxy import Proxy, Scope, Send
+from keystage.gateway.proxy import PREFIX, Proxy, Scope, Send
 from keystage.gateway.queue_build import build_async_calls
+from keystage.gateway.queue_calls import PREFIX as ASYNC_PREFIX
 from keystage.gateway.replicas import Replicas
 from keystage.gateway.rest import Management, make_app
 from keystage.gateway.server import client_protocol, settle_memory
 from keystage.gateway.timeouts import silence_s
 from keystage.gateway.websocket import PING_S, WebSocketProxy
+from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.metrics import Sample, Samples
 
@@ -102,12 +104,6 @@ def read_credentials(settings: GatewaySettings) -> Credentials:
     return Credentials(values[0], values[1])
 
 
-def _allow_connections() -> None:
-    """Lets this process have as many descriptors as it may: two for every request in flight."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 async def serve(settings: GatewaySettings) -> None:
     """Serves until told to stop.
 
@@ -115,7 +111,7 @@ async def serve(settings: GatewaySettings) -> None:
         GatewayError: credentials or backend cannot be used.
         EndpointError: the address cannot be listened on.
     """
-    _allow_connections()
+    raise_descriptors()
     credentials = read_credentials(settings)
     backend = LocalBackend(settings.control)
     metrics = Metrics()
@@ -129,7 +125,7 @@ async def serve(settings: GatewaySettings) -> None:
     calls = build_async_calls(settings, replicas, metrics, upstream_s)
     app = Gateway(
         make_app(Management(backend, metrics, settings.override_s), credentials),
-        http=[(b"/function/", proxy), (b"/async-function/", calls)],
+        http=[(PREFIX, proxy), (ASYNC_PREFIX, calls)],
         websocket=websockets,
     )
     parts: tuple[Part, ...] = (backend, LoadReporter(backend, metrics, replicas), proxy, calls)

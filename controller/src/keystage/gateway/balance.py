@@ -1,6 +1,6 @@
 """Which ready replica takes the next request: the one with least in flight.
 
-Pure bookkeeping for `gateway.proxy`. Ties go to the first in the list, so that idle replicas stay
+Pure bookkeeping for `gateway.replicas`. Ties go to the first in the list, so that idle replicas stay
 idle and can be released. It must not wait.
 """
 

@@ -2,13 +2,14 @@
 
 Pure; RFC 9110 section 7.6.1: hop-by-hop fields and those that `Connection` names belong to one
 connection and are not forwarded; section 7.6.3: a gateway names itself in `Via`. Used by
-`gateway.proxy` and `gateway.websocket`.
+`gateway.proxy`, `gateway.websocket`, `gateway.queue_calls` and `gateway.queue_attempt`.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable
+
+from keystage.gateway.types import GATEWAY_INFO
 
 HOP_BY_HOP = frozenset(
     {
@@ -33,7 +34,7 @@ HANDSHAKE = frozenset(
     }
 )
 """Belong to one WebSocket connection; each side of the gateway has its own."""
-SERVED_BY = (b"x-served-by", f"keystage/{importlib.metadata.version('keystage')}".encode())
+SERVED_BY = (b"x-served-by", f"keystage/{GATEWAY_INFO.version.release}".encode())
 """In every answer to an invocation, as an OpenFaaS gateway names itself."""
 _VIA = b"keystage"
 _OURS = HOP_BY_HOP | {
@@ -80,7 +81,7 @@ def for_client(pairs: Pairs) -> list[tuple[bytes, bytes]]:
     return end_to_end(pairs, _TOLD)
 
 
-def for_replica(pairs: Pairs, *, client: str, scheme: str, version: str = "1.1") -> list[tuple[bytes, bytes]]:
+def for_replica(pairs: Pairs, *, client: str, scheme: str, version: str) -> list[tuple[bytes, bytes]]:
     """Headers of the request to a replica, but `X-Call-Id` and `X-Start-Time`, which the caller adds.
 
     What a proxy before this one told of the client stays: its `X-Forwarded-Host` and

@@ -16,6 +16,7 @@ import time
 import uuid
 
 from keystage.gateway.backend import Backend, GatewayError, UnknownFunction
+from keystage.gateway.forever import forever
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.replicas import Replicas
 from keystage.local.api import Load
@@ -25,6 +26,8 @@ REPEAT_S = 10.0
 """Several times within the minute for which the backend keeps a report."""
 LAST_WORD_S = 1.0
 VIEW_S = 3600.0
+RETRY_S = 0.1
+"""After what nobody foresaw; less than `EVERY_S`, so that the other functions come first then."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +73,10 @@ class LoadReporter:
         self._metrics.stir = self._stirred.set
         self._replicas.let_go = self._hurry
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._run()), loop.create_task(self._follow())]
+        self._tasks = [
+            loop.create_task(forever(self._run, RETRY_S, "telling loads")),
+            loop.create_task(forever(self._follow, RETRY_S, "following the view for loads")),
+        ]
 
     async def stop(self) -> None:
         """Ends, and says that nothing is in hand any longer."""
@@ -91,23 +97,22 @@ class LoadReporter:
         self._stirred.set()
 
     async def _follow(self) -> None:
-        """Sees replicas leave the routing, and has that told at once."""
-        while True:
-            await self._backend.changed(VIEW_S)
-            self._replicas.note_left()
-            for function, before in list(self._ready.items()):
-                now = self._replicas.ready(function)
-                if before - now:
-                    self._hurry(function)
-                self._ready[function] = now
+        """Sees replicas leave the routing, and has that told at once; then waits for the next change."""
+        self._replicas.note_left()
+        for function, before in list(self._ready.items()):
+            now = self._replicas.ready(function)
+            if before - now:
+                self._hurry(function)
+            self._ready[function] = now
+        await self._backend.changed(VIEW_S)
 
     async def _run(self) -> None:
-        while True:
-            self._stirred.clear()
-            for function in self._due(time.monotonic()):
-                await self._tell(function)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), self._pause_s(time.monotonic()))
+        """Tells what is due; then waits until something is."""
+        self._stirred.clear()
+        for function in self._due(time.monotonic()):
+            await self._tell(function)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stirred.wait(), self._pause_s(time.monotonic()))
 
     def _due(self, now_s: float) -> list[str]:
         return [function for function, at_s in self._times().items() if at_s <= now_s]
@@ -144,3 +149,6 @@ class LoadReporter:
         except GatewayError as error:
             _log.warning("load of function %s is not told: %s", function, error)
             self._metrics.touched.add(function)
+        except Exception:
+            self._metrics.touched.add(function)
+            raise

@@ -1,7 +1,7 @@
 """Counters of the gateway, under the names an OpenFaaS gateway has, for dashboards made for one.
 
-Written by `gateway.proxy` per invocation, read by `GET /metrics`. Unknown functions are not
-counted: a stranger must not be able to make time series.
+Written by `gateway.proxy`, `gateway.websocket` and `gateway.queue_attempt` per invocation, read by
+`GET /metrics`. Unknown functions are not counted: a stranger must not be able to make time series.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from keystage.gateway.backend import FunctionState
 from keystage.gateway.names import NAMESPACE
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CLIENT_GONE = 499
+"""Counted as the status where nobody was there any more to be answered."""
 _STARTED = "gateway_function_invocation_started"
 
 
@@ -69,7 +71,7 @@ class Metrics(Collector):
         self._touch(function)
 
     def end(self, function: str, status: int, seconds: float) -> None:
-        """An invocation ended; `status` 499 means that the client went away."""
+        """An invocation ended; `CLIENT_GONE` as `status` means that the client went away."""
         series = self._series.get((function, status))
         if series is None:
             labels = (f"{function}.{NAMESPACE}", str(status))

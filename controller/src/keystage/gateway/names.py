@@ -8,13 +8,11 @@ from __future__ import annotations
 import re
 
 from keystage.gateway.backend import BadRequest, UnknownFunction
+from keystage.local.api import MAX_SECRET_NAME, SUBDOMAIN
 
 NAMESPACE = "openfaas-fn"
 MAX_NAME = 63
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
-MAX_SECRET_NAME = 253
-"""A DNS subdomain, as secrets are named in OpenFaaS and Kubernetes (RFC 1123)."""
 _NAME = re.compile(LABEL)
 _SECRET = re.compile(SUBDOMAIN)
 

@@ -21,7 +21,6 @@ _A_VALUE = [{"required": [name], "properties": {name: _GIVEN}} for name in ("val
 _UNAUTHORISED = Answer(
     "401", "credentials are missing or wrong", headers={"WWW-Authenticate": f"`{CHALLENGE}`"}
 )
-_SAFE = ("GET", "HEAD")
 
 
 def document(routes: Iterable[Route] = ROUTES) -> dict[str, Any]:

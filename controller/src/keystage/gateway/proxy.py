@@ -19,7 +19,7 @@ from keystage.gateway.backend import Endpoint, GatewayError
 from keystage.gateway.call_headers import identity, of_refusal
 from keystage.gateway.headers import SERVED_BY, for_client, for_replica
 from keystage.gateway.incoming import Incoming, Receive
-from keystage.gateway.metrics import Metrics
+from keystage.gateway.metrics import CLIENT_GONE, Metrics
 from keystage.gateway.names import function_name
 from keystage.gateway.replicas import Replicas
 from keystage.gateway.upstream import NotConnected, Pool, request_head, send_whole
@@ -27,7 +27,6 @@ from keystage.gateway.upstream_answer import UpstreamBroken, UpstreamError
 from keystage.gateway.upstream_connection import Connection, UpstreamSilence
 
 PREFIX = b"/function/"
-CLIENT_GONE = 499
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import time
 
 from keystage.gateway.backend import Endpoint, GatewayError
 from keystage.gateway.headers import for_client
-from keystage.gateway.metrics import Metrics
+from keystage.gateway.metrics import CLIENT_GONE, Metrics
 from keystage.gateway.queue import Call
 from keystage.gateway.replicas import Replicas
 from keystage.gateway.upstream import NotConnected, Pool, Unsendable, request_head, send_whole
@@ -92,7 +92,7 @@ class Attempts:
             # Removed, or just being deployed anew: a later attempt may find it.
             return _failed(error.status, str(error))
         self._metrics.begin(call.function)
-        outcome = _failed(499, "the attempt was broken off")
+        outcome = _failed(CLIENT_GONE, "the attempt was broken off")
         try:
             outcome = await self._pass(call, started_s)
         finally:

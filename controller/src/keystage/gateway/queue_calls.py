@@ -155,7 +155,9 @@ def _callback(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 def _stored(scope: Scope, own: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     client = scope.get("client") or ("", 0)
-    passed = for_replica(scope["headers"], client=client[0], scheme=scope["scheme"])
+    passed = for_replica(
+        scope["headers"], client=client[0], scheme=scope["scheme"], version=scope["http_version"]
+    )
     kept = [pair for pair in passed if pair[0] not in _NOT_STORED]
     kept += [pair for pair in own if pair[0] in (b"x-call-id", b"x-start-time")]
     return [(key.decode("latin-1"), value.decode("latin-1")) for key, value in kept]

@@ -5,6 +5,8 @@ Between `gateway.queue_calls` and `gateway.queue_runner`; see `gateway.queue` fo
 lease is an entry in the pending list of this gateway's own consumer, renewed while the call runs; what a dead
 gateway left is claimed by the others once it was not renewed for a lease. The client never repeats a command
 by itself: a put that was not acknowledged is told as such. It must not know how calls are run.
+
+Over 300 lines, since what is held here, when Redis is lost, and what may be claimed are one state.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from keystage.gateway import queue_scripts as scripts
+from keystage.gateway.forever import forever
 from keystage.gateway.queue import Bounds, Call, Depth, Lease, QueueUnavailable, decode, encode
 from keystage.gateway.queue_address import shown
 from keystage.gateway.queue_tasks import end
@@ -91,6 +94,7 @@ class RedisQueue:
         self._redis = aioredis.Redis(connection_pool=self._pool)
         self._held: set[tuple[str, str]] = set()
         self._claims_from_s = time.monotonic() + lease_s
+        self._tidies_at_s = time.monotonic() + lease_s
         self._due_at_s = math.inf
         self._is_lost = False
         self._is_judged = False
@@ -106,7 +110,12 @@ class RedisQueue:
         """Begins to work; Redis may come later."""
         self._stir = stir
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._hear()), loop.create_task(self._renew())]
+        self._tasks = [
+            loop.create_task(
+                forever(self._hear, RETRY_S, "listening for asynchronous calls", self._stopping)
+            ),
+            loop.create_task(forever(self._renew, RETRY_S, "renewing leases", self._stopping)),
+        ]
 
     async def stop(self) -> None:
         """Leaves the consumer groups and closes the connections."""
@@ -164,8 +173,8 @@ class RedisQueue:
                 lease = _lease(function, entry.decode(), fields, losses)
                 # Our own lease, renewed too late, is claimed like any other; it runs already.
                 if (function, lease.entry) not in self._held:
-                    self._held.add((function, lease.entry))
                     leases.append(lease)
+        self._held.update((lease.function, lease.entry) for lease in leases)
         return leases
 
     async def done(self, lease: Lease) -> None:
@@ -231,18 +240,17 @@ class RedisQueue:
 
     async def _hear(self) -> None:
         """Listens for new calls, so that nobody has to ask all the time."""
-        while not self._stopping.is_set():
-            try:
-                async with self._redis.pubsub(ignore_subscribe_messages=True) as ears:
-                    await ears.subscribe(_key("bell"))
-                    self._stir()
-                    await self._warn()
-                    while not self._stopping.is_set():
-                        if await ears.get_message(timeout=HEAR_S) is not None:
-                            self._stir()
-            except (RedisError, OSError) as error:
-                self._lose(error)
-            await self._pause(RETRY_S)
+        try:
+            async with self._redis.pubsub(ignore_subscribe_messages=True) as ears:
+                await ears.subscribe(_key("bell"))
+                self._stir()
+                await self._warn()
+                while not self._stopping.is_set():
+                    if await ears.get_message(timeout=HEAR_S) is not None:
+                        self._stir()
+        except (RedisError, OSError) as error:
+            self._lose(error)
+        await self._pause(RETRY_S)
 
     async def _warn(self) -> None:
         """Says, once, what of this Redis' settings breaks the queue's promise."""
@@ -250,8 +258,10 @@ class RedisQueue:
             return
         try:
             info: Mapping[str, Any] = await self._redis.info()
-        except ResponseError:
-            return  # it may be forbidden; then nobody can be warned
+        except ResponseError as error:  # it may be forbidden
+            self._is_judged = True
+            _log.warning("settings of Redis at %s could not be checked: %s", self._where, error)
+            return
         self._is_judged = True
         version = str(info.get("redis_version", "0"))
         if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (6, 2):
@@ -265,26 +275,25 @@ class RedisQueue:
             _log.warning("Redis at %s may evict accepted calls: maxmemory-policy %s", self._where, policy)
 
     async def _renew(self) -> None:
-        tidies_at_s = time.monotonic() + self._lease_s
-        while not self._stopping.is_set():
-            await self._pause(self._lease_s / 3)
-            if time.monotonic() >= tidies_at_s:
-                tidies_at_s = time.monotonic() + self._lease_s
-                with contextlib.suppress(QueueUnavailable):
-                    await self._tidy()
-            held = sorted(self._held)
-            if not held:
-                continue
-            functions = sorted({function for function, _ in held})
-            values: list[str | int] = [GROUP, self._consumer]
-            for function, entry in held:
-                values += [functions.index(function) + 1, entry]
-            try:
-                lost = await self._run(scripts.RENEW, [_lines(f)[0] for f in functions], values)
-            except QueueUnavailable:
-                continue  # told by whoever waits for an answer; leases run on at Redis meanwhile
-            for entry in lost:
-                _log.debug("lease of entry %s is over or another gateway's", entry)
+        """A third of a lease later: renews what is held; once a lease, tidies up too."""
+        await self._pause(self._lease_s / 3)
+        if time.monotonic() >= self._tidies_at_s:
+            self._tidies_at_s = time.monotonic() + self._lease_s
+            with contextlib.suppress(QueueUnavailable):
+                await self._tidy()
+        held = sorted(self._held)
+        if not held:
+            return
+        functions = sorted({function for function, _ in held})
+        values: list[str | int] = [GROUP, self._consumer]
+        for function, entry in held:
+            values += [functions.index(function) + 1, entry]
+        try:
+            lost = await self._run(scripts.RENEW, [_lines(f)[0] for f in functions], values)
+        except QueueUnavailable:
+            return  # told by whoever waits for an answer; leases run on at Redis meanwhile
+        for entry in lost:
+            _log.debug("lease of entry %s is over or another gateway's", entry)
 
     async def _tidy(self, leaving: str = "") -> None:
         """Removes consumers that hold nothing: one that leaves, and those that are silent for long."""

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from keystage.gateway.forever import forever
 from keystage.gateway.queue import Call, CallQueue, Depth, Lease, QueueUnavailable
 from keystage.gateway.queue_attempt import Attempts, Outcome
 from keystage.gateway.queue_backoff import Backoff
@@ -29,6 +30,8 @@ LOOK_S = 1.0
 DEPTH_S = 2.0
 RECONNECT = Backoff(attempts=0, base_s=0.1, cap_s=2.0)
 PUT_BACK_S = 1.0
+RETRY_S = 1.0
+"""After what nobody foresaw."""
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +87,8 @@ class Runner:
         self._stopping = asyncio.Event()
         self._running: dict[asyncio.Task[None], Lease] = {}
         self._loops: list[asyncio.Task[None]] = []
+        self._failures = 0
+        """Looks at the queue, one after the other, for which the store was away."""
 
     def running(self) -> dict[str, int]:
         """Calls in flight here, by function."""
@@ -95,7 +100,10 @@ class Runner:
         await self._callbacks.start()
         await self._queue.start(self._stirred.set)
         loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(self._follow()), loop.create_task(self._measure())]
+        self._loops = [
+            loop.create_task(forever(self._follow, RETRY_S, "taking asynchronous calls", self._stopping)),
+            loop.create_task(forever(self._measure, RETRY_S, "measuring the queue", self._stopping)),
+        ]
 
     async def stop(self) -> None:
         """Takes nothing more, lets running calls end in time, and puts back the rest."""
@@ -103,45 +111,45 @@ class Runner:
         self._stirred.set()
         if self._loops:
             # The look at the queue that is under way ends by itself: what it takes must be put back.
-            await asyncio.gather(*self._loops)
+            await asyncio.gather(*self._loops, return_exceptions=True)
         if self._running:
             await asyncio.wait(list(self._running), timeout=self._drain_s)
         left = dict(self._running)
         await end(left)
-        await asyncio.gather(*(self._put_back(lease) for lease in left.values()))
+        ends = await asyncio.gather(*map(self._put_back, left.values()), return_exceptions=True)
+        for error in filter(None, ends):
+            _log.error("a call is left to be claimed by another gateway", exc_info=error)
         await self._queue.stop()
         await self._callbacks.stop()
         await self._attempts.stop()
 
     async def _follow(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            self._stirred.clear()
-            try:
-                room = self._slots.room(await self._queue.functions())
-                leases = await self._queue.take(room)
-            except QueueUnavailable as error:
-                if not failures:
-                    _log.warning("no asynchronous call can be taken: %s", error)
-                failures += 1
-                await self._pause(RECONNECT.delay_s(failures, random.random()))
-                continue
-            if failures:
-                _log.info("asynchronous calls are taken again, after %d failures", failures)
-                failures = 0
-            for lease in leases:
-                self._begin(lease)
-            if not leases:
-                # What is due already was left for want of a slot; its end rings.
-                due_s = self._queue.next_due_s()
-                await self._rest(min(LOOK_S, due_s) if due_s > 0 else LOOK_S)
+        """One look at the queue."""
+        self._stirred.clear()
+        try:
+            room = self._slots.room(await self._queue.functions())
+            leases = await self._queue.take(room)
+        except QueueUnavailable as error:
+            if not self._failures:
+                _log.warning("no asynchronous call can be taken: %s", error)
+            self._failures += 1
+            await self._pause(RECONNECT.delay_s(self._failures, random.random()))
+            return
+        if self._failures:
+            _log.info("asynchronous calls are taken again, after %d failures", self._failures)
+            self._failures = 0
+        for lease in leases:
+            self._begin(lease)
+        if not leases:
+            # What is due already was left for want of a slot; its end rings.
+            due_s = self._queue.next_due_s()
+            await self._rest(min(LOOK_S, due_s) if due_s > 0 else LOOK_S)
 
     async def _measure(self) -> None:
-        while not self._stopping.is_set():
-            # The last figures stand while the store is away.
-            with contextlib.suppress(QueueUnavailable):
-                self.depths = await self._queue.depth()
-            await self._pause(DEPTH_S)
+        # The last figures stand while the store is away.
+        with contextlib.suppress(QueueUnavailable):
+            self.depths = await self._queue.depth()
+        await self._pause(DEPTH_S)
 
     def _begin(self, lease: Lease) -> None:
         self._slots.begin(lease.function)

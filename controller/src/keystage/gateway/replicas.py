@@ -1,6 +1,7 @@
 """Finds a replica for a request, and waits for one where there is none yet.
 
-Between `gateway.proxy` (one request) and the backend's view. A known function never answers 404:
+Between `gateway.proxy`, `gateway.websocket` and `gateway.queue_attempt` (one request each) and the
+backend's view. A known function never answers 404:
 at zero replicas its first request wakes it, and every request waits, bounded in time and number.
 A request that goes away (its task is cancelled) frees its place; the wake it asked for stands.
 """

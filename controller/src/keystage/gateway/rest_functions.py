@@ -18,7 +18,7 @@ from keystage.gateway.queries import LogQuery, boolean
 from keystage.gateway.rest_body import json_answer, read_body
 from keystage.gateway.rest_logs import LogLines
 from keystage.local import labels
-from keystage.local.api import Deployment, role_of
+from keystage.local.api import Deployment
 
 MAX_SHOWN = 40
 """Digits of a number that a message shows."""
@@ -102,10 +102,4 @@ async def _deployment(request: Request) -> Deployment:
     check_name(deployment.service)
     for secret in deployment.secrets:
         check_secret_name(secret)
-    if "\0" in deployment.envProcess:
-        raise BadRequest(f"function {deployment.service}: envProcess holds a NUL, which no command line can")
-    try:
-        labels.parse(deployment.labels, role_of(deployment))
-    except ValueError as error:
-        raise BadRequest(f"function {deployment.service}: {error}") from error
     return deployment

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from keystage.gateway.backend import FunctionState, LogLine
-from keystage.gateway.names import LABEL, MAX_NAME, MAX_SECRET_NAME, NAMESPACE, SUBDOMAIN
-from keystage.local.api import Deployment, Usage
+from keystage.gateway.names import LABEL, MAX_NAME, NAMESPACE
+from keystage.local.api import MAX_SECRET_NAME, SUBDOMAIN, Deployment, Usage
 from keystage.local.labels import MAX_REPLICAS
 
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
+from keystage.gateway.forever import forever
 from keystage.gateway.upstream_answer import UpstreamError
 from keystage.gateway.upstream_connection import Connection, UpstreamSilence
 
@@ -48,10 +49,15 @@ class Pool:
         self._idle: dict[str, list[Connection]] = {}
         self._busy: set[Connection] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._swept_at_s = 0.0
 
     async def start(self) -> None:
         """Begins to look after connections."""
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep_for_ever())
+        loop = asyncio.get_running_loop()
+        self._swept_at_s = loop.time()
+        self._sweeper = loop.create_task(
+            forever(self._sweep_later, self._sweep_s, "looking after connections")
+        )
 
     async def stop(self) -> None:
         """Closes every connection."""
@@ -112,15 +118,12 @@ class Pool:
             if not idle:
                 del self._idle[connection.address]
 
-    async def _sweep_for_ever(self) -> None:
-        loop = asyncio.get_running_loop()
-        last_s = loop.time()
-        while True:
-            await asyncio.sleep(self._sweep_s)
-            now_s = loop.time()
-            # A process that was stopped for a while has heard nothing, and may not blame replicas.
-            self._sweep(min(now_s - last_s, 2 * self._sweep_s))
-            last_s = now_s
+    async def _sweep_later(self) -> None:
+        await asyncio.sleep(self._sweep_s)
+        now_s = asyncio.get_running_loop().time()
+        passed_s, self._swept_at_s = now_s - self._swept_at_s, now_s
+        # A process that was stopped for a while has heard nothing, and may not blame replicas.
+        self._sweep(min(passed_s, 2 * self._sweep_s))
 
     def _sweep(self, passed_s: float) -> None:
         for connection in list(self._busy):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from keystage.gateway.backend import Endpoint, GatewayError
 from keystage.gateway.call_headers import identity, of_refusal
 from keystage.gateway.headers import HANDSHAKE, HOP_BY_HOP, SERVED_BY, for_client, for_replica
-from keystage.gateway.metrics import Metrics
+from keystage.gateway.metrics import CLIENT_GONE, Metrics
 from keystage.gateway.names import function_name
 from keystage.gateway.proxy import PREFIX, UpstreamFailed, UpstreamSilent
 from keystage.gateway.replicas import Replicas
@@ -31,7 +31,6 @@ from keystage.gateway.websocket_upstream import Closed, Upstream, UpstreamRefuse
 PING_S = 20.0
 """Between two pings of the gateway to each side; an unanswered one ends the connection, see `upstream_s`."""
 ACCEPTED = 101
-CLIENT_GONE = 499
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

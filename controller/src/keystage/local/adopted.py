@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import signal
 import threading
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+log = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -123,12 +126,16 @@ class Orphans:
         return living
 
     def end(self) -> None:
-        """Kills all of them and reaps them, for at most `END_WAIT_S`."""
+        """Kills all of them and reaps them, for at most `END_WAIT_S`; says what lives longer."""
         deadline_s = time.monotonic() + END_WAIT_S
         while True:
             for child in self._children():
                 os.kill(child.pid, signal.SIGKILL)  # ours, so the number cannot be another's
-            if not self.reap() or time.monotonic() > deadline_s:
+            if not self.reap():
+                return
+            if time.monotonic() > deadline_s:
+                left = ", ".join(str(child.pid) for child in self._children())
+                log.warning("still alive %g s after SIGKILL, left behind: %s", END_WAIT_S, left)
                 return
             time.sleep(0.01)
 

@@ -40,6 +40,9 @@ from keystage.keysmanager.api import NodeStatus
 
 MAX_SECRET_BYTES = 1 << 20
 """Of one secret's value; at least one."""
+MAX_SECRET_NAME = 253
+SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""A DNS subdomain, as secrets are named in OpenFaaS and Kubernetes (RFC 1123)."""
 ReplicaState = Literal["starting", "ready", "draining", "failed", "stopped"]
 
 

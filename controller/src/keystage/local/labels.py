@@ -105,6 +105,11 @@ def parse(labels: Mapping[str, str], role: str) -> ScaleLabels:
     return asked
 
 
+def whole(text: str) -> int | None:
+    """The integer of at most nine digits that a text is, None: it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
 def _check_role(labels: Mapping[str, str], role: str) -> None:
     if role == "function":
         return
@@ -164,8 +169,8 @@ def _integer(labels: Mapping[str, str], name: str, least: int, most: int, defaul
     text = labels.get(name)
     if text is None:
         return default
-    value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
-    if not least <= value <= most:
+    value = whole(text)
+    if value is None or not least <= value <= most:
         raise ValueError(f"label {name} must be an integer in {least}..{most}, not {_said(text)}")
     return value
 

@@ -2,9 +2,10 @@
 
 The supervisor alone holds the write end of a pipe; every child gets the read end
 (KEYSTAGE_LIFELINE_FD) and exits on end of file. Our own programs watch it themselves. Foreign
-programs run under `python -m keystage.local.lifeline -- argv`, which watches for them and ends
-their whole process group. `PR_SET_PDEATHSIG` would need code between fork and exec, which is
-unsafe in a process with threads. This module must stay light: it starts with every function.
+programs run under `python -m keystage.local.lifeline [--secrets FOLDER AT] -- argv`, which watches
+for them and ends their whole process group. `PR_SET_PDEATHSIG` would need code between fork and
+exec, which is unsafe in a process with threads. This module must stay light: it starts with every
+function.
 """
 
 from __future__ import annotations

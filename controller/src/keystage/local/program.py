@@ -114,6 +114,10 @@ def check(deployment: Deployment) -> None:
             f"function {deployment.service}: KEYSTAGE_ROLE or label keystage.role must be one of "
             f"{', '.join(ROLES)}, not {kind[:80]!r}"
         )
+    if "\0" in deployment.envProcess:
+        raise BadDeployment(
+            f"function {deployment.service}: envProcess holds a NUL, which no command line can"
+        )
     for key, value in deployment.envVars.items():
         if not _ENV_NAME.fullmatch(key) or "\0" in value:
             raise BadDeployment(
@@ -132,13 +136,13 @@ def check(deployment: Deployment) -> None:
                 f"function {deployment.service}: annotation {annotation} must be a path of at most 1024 "
                 f"characters, not {path[:80]!r}"
             )
+    upkeep(deployment)
     if kind == "function":
         _command(deployment)
     else:
         for key in _NEEDED[kind]:
             if not deployment.envVars.get(key):
                 raise BadDeployment(f"function {deployment.service} has role {kind} and needs {key}")
-    upkeep(deployment)
 
 
 def check_name(name: str) -> None:
@@ -280,10 +284,6 @@ def with_port(argv: tuple[str, ...], port: int) -> tuple[str, ...]:
 
 
 def _command(deployment: Deployment) -> list[str]:
-    if "\0" in deployment.envProcess:
-        raise BadDeployment(
-            f"function {deployment.service}: envProcess holds a NUL, which no command line can"
-        )
     try:
         argv = shlex.split(deployment.envProcess)
     except ValueError as error:

@@ -15,14 +15,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from keystage.local.api import MAX_SECRET_BYTES
+from keystage.local.api import MAX_SECRET_BYTES, MAX_SECRET_NAME, SUBDOMAIN
 from keystage.local.errors import BadSecret, SecretExists, UnknownSecret
 
-MAX_NAME = 253
 MOUNT_VARIABLE = "secret_mount_path"
 """The environment variable by which OpenFaaS' own programs find their secrets."""
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_NAME = re.compile(SUBDOMAIN)
 _TEMPORARY = ".new-"
 
 
@@ -103,7 +101,7 @@ class SecretStore:
         """
         absent = sorted(set(names) - set(self.names()))
         if absent:
-            shown = ", ".join(name[:MAX_NAME] for name in absent)
+            shown = ", ".join(name[:MAX_SECRET_NAME] for name in absent)
             raise BadSecret(f"function {function}: secret {shown} does not exist: create it first")
 
     def lay_out(self, replica: str, names: Iterable[str]) -> Path | None:
@@ -140,8 +138,8 @@ class SecretStore:
 
 
 def _checked(name: str) -> str:
-    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+    if len(name) > MAX_SECRET_NAME or not _NAME.fullmatch(name):
         raise BadSecret(
-            f"secret name {name[:80]!r} must have at most {MAX_NAME} characters and match {_NAME.pattern}"
+            f"secret name {name[:80]!r} must have at most {MAX_SECRET_NAME} characters and match {SUBDOMAIN}"
         )
     return name

@@ -45,7 +45,7 @@ from keystage.local.ledger import Bounds, Ledger
 from keystage.local.lifeline import Lifeline
 from keystage.local.node import Node
 from keystage.local.probe import follow
-from keystage.local.program import TIMEOUT_S, Program, program, threads_of
+from keystage.local.program import Program, program, threads_of
 from keystage.local.secret_store import SecretStore
 from keystage.local.site import RouterAddresses
 from keystage.local.usage import Meter
@@ -63,7 +63,6 @@ class Supervisor:
         bounds: time limits of replicas.
         inherited: variables that every replica gets.
         nodes: nodes with a KeysManager; without any, everything is started as a plain process.
-        timeout_s: longest that a function may take.
 
     Attributes:
         lifeline: read end goes to every child.
@@ -76,12 +75,11 @@ class Supervisor:
         bounds: Bounds,
         inherited: Mapping[str, str],
         nodes: Sequence[Node] = (),
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.lifeline = Lifeline()
         self.secrets = SecretStore(home.secrets, home.replica_secrets)
         self._meter = Meter()
-        self._timeout_s = timeout_s
+        self._timeout_s = bounds.timeout_s
         self._nodes = {node.name: node for node in nodes}
         self._routers = RouterAddresses(home.run, nodes[0].name if len(nodes) > 1 else "")
         self._key_stages: dict[str, tuple[int, ...]] = {}

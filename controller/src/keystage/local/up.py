@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -21,9 +20,8 @@ from keystage.local.api import Deployment
 from keystage.local.config import LocalSettings
 from keystage.local.errors import LocalError
 from keystage.local.world import LocalWorld
+from keystage.wire.descriptors import raise_descriptors
 
-MOST_DESCRIPTORS = 1 << 20
-"""Enough; programs that walk through all they might have open are slow beyond it."""
 __all__ = ["LocalWorld", "UpOptions", "run", "up"]
 
 
@@ -50,20 +48,6 @@ class UpOptions:
     ready_s: float = 300.0
     job: tuple[str, ...] = ()
     once: bool = False
-
-
-def raise_descriptors() -> int:
-    """Lets this process and all it starts open as many descriptors as it may: streams hold two each.
-
-    Returns:
-        The soft limit now.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        return most
-    return soft
 
 
 async def up(options: UpOptions) -> int:

@@ -1,6 +1,6 @@
 """What a function's replicas use: CPU time and memory of their process groups, read from /proc.
 
-Asked by `local.control`. A replica leads a process group, so whatever it started counts.
+Asked by `local.supervisor`. A replica leads a process group, so whatever it started counts.
 Memory is PSS where the kernel tells it: pages that several replicas share (parameters) count once in all.
 It must not keep anything running between two questions.
 """

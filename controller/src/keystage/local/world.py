@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -78,8 +79,9 @@ class LocalWorld:
         self._port = gateway_port
         self._with_controller = controller
         self._bounds = bounds or settings.bounds()
+        if timeout_s := self._system_env.get("KEYSTAGE_TIMEOUT_S"):  # the gateway has it from there, too
+            self._bounds = dataclasses.replace(self._bounds, timeout_s=float(timeout_s))
         self._shutdown_s = settings.shutdown_s
-        self._timeout_s = float((env or {}).get("KEYSTAGE_TIMEOUT_S", settings.timeout_s))
         is_on = not settings.keysmanager_off if keysmanager is None else keysmanager
         self._node_names = nodes_of(nodes, settings.node) if is_on else ()
         self._stack = contextlib.AsyncExitStack()
@@ -113,7 +115,7 @@ class LocalWorld:
             if sites:
                 stack.enter_context(subreaper())
             nodes = [site.node for site in sites]
-            self._supervisor = Supervisor(self.home, self._bounds, self._general, nodes, self._timeout_s)
+            self._supervisor = Supervisor(self.home, self._bounds, self._general, nodes)
             stack.push_async_callback(self._supervisor.stop, self._shutdown_s)
             sweeper = Sweeper(self.home.run, self._supervisor.lifeline.read_fd)
             stack.callback(sweeper.stop)

@@ -5,12 +5,14 @@ Used by `openfaas.findings`, which makes findings of it.
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterator
 from typing import Literal
 
 from keystage.local.api import Deployment, role_of
-from keystage.openfaas.provider import FACTOR_LABEL, MAX_LABEL, MIN_LABEL, Limits
+from keystage.local.durations import parse_go_duration
+from keystage.local.labels import FACTOR, MAX, MIN, whole
+from keystage.openfaas.provider import Limits
 
 Fields = tuple[str, str, str, Literal["refused", "dropped", "notice"], str]
 """limit, bound, actual, effect, why"""
@@ -18,8 +20,6 @@ Fields = tuple[str, str, str, Literal["refused", "dropped", "notice"], str]
 TIMEOUTS = ("read_timeout", "write_timeout", "exec_timeout")
 ROUTER_DEADLINE_S = 600.0
 """The router's default of KEYSTAGE_DEADLINE_S."""
-_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)")
 
 
 def advice(deployment: Deployment, limits: Limits) -> Iterator[Fields]:
@@ -43,13 +43,23 @@ def advice(deployment: Deployment, limits: Limits) -> Iterator[Fields]:
 
 
 def duration_s(text: str) -> float | None:
-    """Seconds of a Go duration (`1m30s`) or a bare number, None where it is neither."""
-    if re.fullmatch(r"\d{1,9}", text):
-        return float(text)
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    """Seconds of a Go duration (`1m30s`) or a bare integer, None where it is neither."""
+    seconds = whole(text)
+    if seconds is not None:
+        return float(seconds)
+    try:
+        return parse_go_duration(text)
+    except ValueError:
         return None
-    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
+def deadline_s(text: str) -> float:
+    """A router's deadline as it reads it, its default where it has none that is a number above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return ROUTER_DEADLINE_S
+    return seconds if 0 < seconds < math.inf else ROUTER_DEADLINE_S
 
 
 def _time(deployment: Deployment, limits: Limits, role: str) -> Iterator[Fields]:
@@ -57,9 +67,7 @@ def _time(deployment: Deployment, limits: Limits, role: str) -> Iterator[Fields]
         return
     asked = {name: duration_s(deployment.envVars.get(name, "")) for name in TIMEOUTS}
     if role == "router":
-        asked["KEYSTAGE_DEADLINE_S"] = (
-            duration_s(deployment.envVars.get("KEYSTAGE_DEADLINE_S", "")) or ROUTER_DEADLINE_S
-        )
+        asked["KEYSTAGE_DEADLINE_S"] = deadline_s(deployment.envVars.get("KEYSTAGE_DEADLINE_S", ""))
     name, longest_s = max(asked.items(), key=lambda item: item[1] or 0.0)
     if longest_s is not None and longest_s > limits.answer_s:
         yield (
@@ -81,15 +89,11 @@ def _router(deployment: Deployment, limits: Limits) -> Iterator[Fields]:
             "notice",
             "others get the whole answer at its end: set the header (the OpenAI client: default_headers)",
         )
-    if (
-        limits.has_scaling
-        and labels.get(FACTOR_LABEL) != "0"
-        and labels.get(MIN_LABEL, "1") != labels.get(MAX_LABEL)
-    ):
+    if limits.has_scaling and labels.get(FACTOR) != "0" and labels.get(MIN, "1") != labels.get(MAX):
         yield (
-            f"label {FACTOR_LABEL}",
+            f"label {FACTOR}",
             '"0"',
-            labels.get(FACTOR_LABEL, "absent"),
+            labels.get(FACTOR, "absent"),
             "notice",
             "above 5 requests a second the gateway's alerts add routers, each with queues of its own",
         )

@@ -16,9 +16,10 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from keystage.local.api import Deployment
+from keystage.local.labels import MIN, whole
 from keystage.openfaas.errors import BadAnswer, Failed, NotFound, Unverified, answered
 from keystage.openfaas.exchange import Wire
-from keystage.openfaas.provider import MIN_LABEL, count_label, kind_of
+from keystage.openfaas.provider import kind_of
 from keystage.openfaas.types import FunctionStatus, GatewayInfo, LogMessage, Secret, decoded
 
 VERIFY_S = 3.0
@@ -109,7 +110,7 @@ class Client:
             return "created"
         if status == 200:
             self._verify(deployment)
-        least = count_label(deployment.labels, MIN_LABEL)
+        least = whole(deployment.labels.get(MIN, ""))
         if least is not None and before.replicas > least and kind_of(self.info()) != "keystage":
             self.scale(name, before.replicas)
         return "updated"

@@ -9,7 +9,11 @@ from __future__ import annotations
 import base64
 import dataclasses
 import http.client
+import io
+import socket
+import time
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
 
 from keystage.openfaas.errors import BadAddress, BadAnswer, BadPassword, Unreachable
@@ -77,7 +81,7 @@ class Wire:
     Attributes:
         url: its address.
         credentials: None for a gateway without basic auth.
-        timeout_s: bound of each wait of one exchange (connect, send, and every read), in seconds.
+        timeout_s: bound of one whole exchange, from the connect to the answer's last byte, in seconds.
     """
 
     url: str
@@ -99,18 +103,24 @@ class Wire:
             timeout_s: in place of the usual bound.
 
         Raises:
-            Unreachable: no answer in time, or not one of HTTP.
+            Unreachable: no whole answer in time, or not one of HTTP.
             BadAnswer: a body beyond its bound.
         """
         parts = gateway_address(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s or self.timeout_s)
+        bound_s = timeout_s or self.timeout_s
+        deadline_s = time.monotonic() + bound_s
+        connection = kind(parts.hostname or "", parts.port, timeout=bound_s)
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
         if self.credentials is not None:
             headers["Authorization"] = self.credentials.header()
         try:
+            connection.connect()
+            connection.sock.settimeout(_left_s(deadline_s))
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
-            answer = connection.getresponse()
+            source = _Source(connection.sock, deadline_s)
+            answer = http.client.HTTPResponse(cast("socket.socket", source), method=method)
+            answer.begin()
             content = answer.read(MAX_ANSWER_BYTES + 1)
             missing = (answer.length or 0) if len(content) <= MAX_ANSWER_BYTES else 0
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -131,3 +141,35 @@ class Wire:
     def asked(self, method: str, path: str) -> str:
         """Method and whole address, for messages."""
         return f"{method} {self.url.rstrip('/')}{path}"
+
+
+class _Source:
+    """A socket as `HTTPResponse` takes it: reads end at one time, however many they are."""
+
+    def __init__(self, of: socket.socket, deadline_s: float) -> None:
+        self._of = of
+        self._deadline_s = deadline_s
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """What is read from."""
+        return io.BufferedReader(_Reads(self._of, self._deadline_s))
+
+
+class _Reads(io.RawIOBase):
+    def __init__(self, of: socket.socket, deadline_s: float) -> None:
+        self._of = of
+        self._deadline_s = deadline_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._of.settimeout(_left_s(self._deadline_s))
+        return self._of.recv_into(buffer)
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s

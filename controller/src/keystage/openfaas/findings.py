@@ -11,15 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from keystage.local.api import Deployment, role_of
+from keystage.local.labels import MAX, MIN, ZERO, whole
 from keystage.openfaas.advice import advice
-from keystage.openfaas.provider import (
-    MAX_LABEL,
-    MIN_LABEL,
-    PRO_LABELS,
-    ZERO_LABEL,
-    Limits,
-    count_label,
-)
+from keystage.openfaas.provider import PRO_LABELS, Limits
 
 Effect = Literal["refused", "dropped", "notice"]
 """`refused`: the deployment is answered with an error. `dropped`: it succeeds and does not do what was
@@ -111,8 +105,8 @@ def _number(deployments: Sequence[Deployment], limits: Limits, present: Present)
 def _replicas(deployment: Deployment, limits: Limits) -> Iterator[Finding]:
     if limits.most is None:
         return
-    for label in (MIN_LABEL, MAX_LABEL):
-        asked = count_label(deployment.labels, label)
+    for label in (MIN, MAX):
+        asked = whole(deployment.labels.get(label, ""))
         if asked is None or asked <= limits.most:
             continue
         effect: Effect = "refused" if limits.has_scaling else "dropped"
@@ -120,7 +114,7 @@ def _replicas(deployment: Deployment, limits: Limits) -> Iterator[Finding]:
             "the deployment fails" if limits.has_scaling else "there is one replica, whatever the labels say"
         )
         yield Finding(deployment.service, f"label {label}", str(limits.most), str(asked), effect, why)
-    if limits.has_scaling and MAX_LABEL not in deployment.labels and _is_stage(deployment):
+    if limits.has_scaling and MAX not in deployment.labels and _is_stage(deployment):
         why = f"this stage never has more than {limits.most} replicas, however long its queue"
         yield Finding(
             deployment.service, "replicas", f"{limits.least} to {limits.most}", "no bound", "notice", why
@@ -132,18 +126,18 @@ def _labels(deployment: Deployment, limits: Limits) -> Iterator[Finding]:
     if limits.has_pro_labels:
         return
     effect: Effect = "refused" if limits.has_scaling else "dropped"
-    if labels.get(ZERO_LABEL, "").lower() == "true":
+    if labels.get(ZERO, "").lower() == "true":
         yield Finding(
             deployment.service,
-            f"label {ZERO_LABEL}",
+            f"label {ZERO}",
             "at least one replica",
             "true",
             effect,
             f"{limits.name} does not scale to zero: leave the label out",
         )
-    elif count_label(labels, MIN_LABEL) == 0:
+    elif whole(labels.get(MIN, "")) == 0:
         yield Finding(
-            deployment.service, f"label {MIN_LABEL}", "1", "0", "dropped", "at least one replica always runs"
+            deployment.service, f"label {MIN}", "1", "0", "dropped", "at least one replica always runs"
         )
     for label in PRO_LABELS:
         if label in labels:

@@ -8,18 +8,14 @@ platform (bounds of replica numbers). The limits are those read in the sources o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Literal, assert_never
 
+from keystage.local.labels import TARGET, TYPE, ZERO_DURATION
 from keystage.openfaas.types import GatewayInfo
 
 Kind = Literal["keystage", "openfaas-ce", "openfaas-pro", "faasd", "unknown"]
 
-MIN_LABEL = "com.openfaas.scale.min"
-MAX_LABEL = "com.openfaas.scale.max"
-ZERO_LABEL = "com.openfaas.scale.zero"
-FACTOR_LABEL = "com.openfaas.scale.factor"
-PRO_LABELS = ("com.openfaas.scale.zero-duration", "com.openfaas.scale.target", "com.openfaas.scale.type")
+PRO_LABELS = (ZERO_DURATION, TARGET, TYPE)
 """Refused by the community edition, whatever their value."""
 
 
@@ -123,9 +119,3 @@ def limits(kind: Kind) -> Limits:
         case "unknown":
             return Limits(name="an unknown provider")
     assert_never(kind)
-
-
-def count_label(labels: Mapping[str, str], name: str) -> int | None:
-    """A label that holds a number, None where there is none that can be read."""
-    text = labels.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import sys
 
@@ -33,6 +32,7 @@ from keystage.keysmanager.ledger import LedgerSettings
 from keystage.keysmanager.loader import Loader, LoaderSettings
 from keystage.keysmanager.revocations import Revocations
 from keystage.keysmanager.server import Server, SocketTaken
+from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen
 
 log = logging.getLogger("keystage.keysmanager")
@@ -55,7 +55,7 @@ def main() -> int:
     except (ValidationError, ValueError) as error:
         print(f"keystage keysmanager: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    _raise_descriptor_limit()
+    raise_descriptors()  # a thousand connections, and a few for every replica
     _warn_first_process(os.getpid())
     try:
         return asyncio.run(_run(config, token))
@@ -124,6 +124,7 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await daemon.close()
+                key_standbys.close()
                 await loader.close()
         history.save()
 
@@ -163,12 +164,6 @@ def _read_lifeline(fd: int, ended: asyncio.Event) -> None:
 def _warn_first_process(pid: int) -> None:
     if pid == 1:
         log.warning(FIRST_PROCESS)
-
-
-def _raise_descriptor_limit() -> None:
-    """A thousand connections, and a few descriptors for every replica."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ from keystage.keysmanager.daemon_needs import BUNDLE, STAGES
 from keystage.keysmanager.daemon_standbys import Standbys
 from keystage.keysmanager.ledger import Ledger
 from keystage.keysmanager.standby_plan import CONTEXT_BYTES, Class, decided, gpu_of
+from keystage.worker.config import WorkerConfig
 
 log = logging.getLogger("keystage.keysmanager")
 
 LOOK_S = 1.0
-_KV_BYTES = 512 << 20
-"""What a worker takes where its environment names nothing, see `worker.config`."""
+_KV_BYTES = int(WorkerConfig.model_fields["kv_bytes"].default)
+"""What a worker takes where its environment names nothing."""
 _LEARNED_LIMIT = 256
 _OWN = ("KEYSTAGE_REPLICA", "KEYSTAGE_EVENTS")
 """Of one replica alone."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import resource
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,6 +19,7 @@ import msgspec
 
 from keystage.loadgen.sse import StreamTally
 from keystage.loadgen.target import Target
+from keystage.wire.descriptors import raise_descriptors
 
 KEEP_ALIVE_S = 3.0
 """Idle connections are closed earlier than servers close them (uvicorn: 5 s), so that no request
@@ -75,9 +75,7 @@ Progress = Callable[[Row], None]
 
 def client(timeout_s: float) -> aiohttp.ClientSession:
     """An HTTP client with unlimited connections (the soft limit of open files is raised too)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptors()
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=timeout_s),

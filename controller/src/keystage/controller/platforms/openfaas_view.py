@@ -7,7 +7,6 @@ the fewest and the most replicas. A supervisor's replicas have names; these are 
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -91,7 +90,7 @@ def record_of(status: FunctionStatus, replicas: int) -> FunctionRecord:
             requests=status.requests or None,
             readOnlyRootFilesystem=status.readOnlyRootFilesystem,
         ),
-        created_at_s=_unix_s(status.createdAt),
+        created_at_s=0.0,
         desired=replicas,
     )
 
@@ -138,11 +137,3 @@ def _bounded(view: FunctionView, limits: Limits) -> FunctionView:
     return msgspec.structs.replace(
         view, min_replicas=min(least, limits.most), cap=limits.most, cap_reason=reason
     )
-
-
-def _unix_s(text: str) -> float:
-    """Unix seconds of an RFC 3339 time, 0 where it is none."""
-    try:
-        return dt.datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
