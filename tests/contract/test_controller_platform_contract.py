@@ -2,9 +2,9 @@
 
 `scripted` is a small HTTP server on a UNIX socket that answers as the supervisor does and lets a test
 script routers and replicas. `supervised` is the real supervisor with real processes. `simulated` is the
-simulator. `openfaas-ce` is a stand-in for a stock gateway of the community edition with real processes,
-`openfaas-pro` one for a gateway without bounds with imagined ones. A new platform joins by a fixture that
-makes a `World`.
+simulator. `kubernetes` is the cluster's platform over a fake API server. `openfaas-ce` is a stand-in for a
+stock gateway of the community edition with real processes, `openfaas-pro` one for a gateway without bounds
+with imagined ones. A new platform joins by a fixture that makes a `World`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.kube_platform import KubeWorld
 from support.openfaas_world import ce_with_processes, pro_imagined
 from support.platform_worlds import ScriptedWorld, SupervisedWorld, World
 from support.simulated_platform import SimulatedWorld
@@ -57,18 +58,19 @@ def scripted(folder: Path) -> Iterator[ScriptedWorld]:
     world.platform.close()
 
 
-@pytest.fixture(params=["scripted", "supervised", "simulated", "openfaas-ce", "openfaas-pro"])
+@pytest.fixture(params=["scripted", "supervised", "simulated", "kubernetes", "openfaas-ce", "openfaas-pro"])
 def world(request: pytest.FixtureRequest, folder: Path) -> Iterator[World]:
     kinds: dict[str, Callable[[Path], Any]] = {
         "scripted": ScriptedWorld,
         "supervised": SupervisedWorld,
         "simulated": SimulatedWorld,
+        "kubernetes": KubeWorld,
         "openfaas-ce": ce_with_processes,
         "openfaas-pro": pro_imagined,
     }
     made = kinds[request.param](folder)
     yield made
-    made.end()
+    getattr(made, "close", made.end)()
     made.platform.close()
 
 
@@ -166,7 +168,7 @@ def test_a_loop_steers_it(world: World, tmp_path: Path) -> None:
 
 
 # A stock OpenFaaS gateway has no intents: there a person's scale request is the number itself.
-@pytest.mark.parametrize("world", ["scripted", "supervised", "simulated"], indirect=True)
+@pytest.mark.parametrize("world", ["scripted", "supervised", "simulated", "kubernetes"], indirect=True)
 def test_a_loop_does_what_a_person_asks(world: World, tmp_path: Path) -> None:
     world.deploy(deployment())
     world.intend("f", Intent(override=Override(2, time.time() + 100)))
@@ -322,6 +324,15 @@ def test_unreadable_settings_of_a_function_fall_back(scripted: ScriptedWorld) ->
     assert only(scripted).slo.deadline_s is None
     seen = view(scripted, "odd")
     assert (seen.min_replicas, seen.max_replicas) == (1, 20)
+
+
+@pytest.mark.parametrize("url", ["http://[", "file:///a%00b", "deep"])
+def test_a_bundle_that_cannot_be_read_hides_nothing(scripted: ScriptedWorld, folder: Path, url: str) -> None:
+    if url == "deep":
+        (folder / "pipeline.json").write_text('{"x": ' + "[" * 100_000)
+        url = folder.as_uri()
+    pipeline(scripted, device="cpu", KEYSTAGE_BUNDLE=url)
+    assert [stage.stage for stage in only(scripted).stages] == [0, 1]
 
 
 def test_published_key_stages_are_kept_per_pipeline(scripted: ScriptedWorld) -> None:

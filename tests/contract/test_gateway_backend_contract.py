@@ -9,12 +9,13 @@ import asyncio
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+from support.gateway_cluster import PlayedCluster, fake_cluster, real_cluster
 from support.local_function import PYTHON, function
 
 from keystage.gateway.backend import (
@@ -25,6 +26,7 @@ from keystage.gateway.backend import (
     UnknownFunction,
     UnknownSecret,
 )
+from keystage.gateway.kubernetes import KubernetesBackend
 from keystage.gateway.local import LocalBackend
 from keystage.local.api import Deployment, Load
 from keystage.local.world import LocalWorld
@@ -43,16 +45,56 @@ async def local(folder: Path) -> AsyncIterator[tuple[Backend, Scale]]:
             await backend.stop()
 
 
-HARNESSES = {"local": local}
+@asynccontextmanager
+async def kubernetes(_: Path) -> AsyncIterator[tuple[Backend, Scale]]:
+    async with over(fake_cluster()) as found:
+        yield found
 
 
-@pytest.fixture(params=sorted(HARNESSES))
+@asynccontextmanager
+async def kubernetes_real(_: Path) -> AsyncIterator[tuple[Backend, Scale]]:
+    async with over(real_cluster()) as found:
+        yield found
+
+
+@asynccontextmanager
+async def over(cluster: AbstractContextManager[PlayedCluster]) -> AsyncIterator[tuple[Backend, Scale]]:
+    played = await asyncio.to_thread(cluster.__enter__)
+    try:
+        backend = KubernetesBackend(played.cluster)
+        await backend.start()
+
+        async def scale(name: str, replicas: int) -> None:
+            await asyncio.to_thread(played.scale, name, replicas)
+
+        try:
+            yield backend, scale
+        finally:
+            await backend.stop()
+    finally:
+        await asyncio.to_thread(cluster.__exit__, None, None, None)
+
+
+HARNESSES = {"local": local, "kubernetes": kubernetes, "kubernetes_real": kubernetes_real}
+WITHOUT_KUBELET = "what a pod prints and uses is told by its kubelet, and there is none"
+
+NEEDS_KUBELET: list[Callable[..., None]] = []
+
+
+def needs_kubelet(test: Callable[..., None]) -> Callable[..., None]:
+    NEEDS_KUBELET.append(test)
+    return test
+
+
+@pytest.fixture(params=["local", "kubernetes", pytest.param("kubernetes_real", marks=pytest.mark.e2e)])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
     def go(work: Callable[[Backend, Scale], Awaitable[None]]) -> None:
         async def inside() -> None:
             async with asyncio.timeout(60), HARNESSES[request.param](tmp_path) as (backend, scale):
                 await work(backend, scale)
 
+        if request.param == "kubernetes_real" and request.function in NEEDS_KUBELET:
+            pytest.skip(WITHOUT_KUBELET)
         asyncio.run(inside())
 
     return go
@@ -110,10 +152,13 @@ def test_intents_show(run: Callable[..., None]) -> None:
     run(work)
 
 
+@needs_kubelet
 def test_logs_come_in_order_and_are_cut_from_the_front(run: Callable[..., None]) -> None:
     async def work(backend: Backend, scale: Scale) -> None:
         talk = PYTHON + " -c \"print('one'); print('two|2'); print('three'); import time; time.sleep(60)\""
-        await backend.put(Deployment(service="talk", envProcess="env PYTHONUNBUFFERED=1 " + talk))
+        await backend.put(
+            Deployment(service="talk", image="none", envProcess="env PYTHONUNBUFFERED=1 " + talk)
+        )
         lines = await backend.logs("talk", tail=None, since_s=0.0)
         while len(lines) < 3:
             await asyncio.sleep(0.02)
@@ -213,11 +258,12 @@ def test_labels_that_are_not_honoured_are_refused_with_the_reason(run: Callable[
     run(work)
 
 
+@needs_kubelet
 def test_usage_counts_every_process_of_a_function(run: Callable[..., None]) -> None:
     async def work(backend: Backend, scale: Scale) -> None:
         child = "import time; held = bytes(64 << 20) + b'1'; time.sleep(60)"
         spin = f'{PYTHON} -c "{child}" & while :; do :; done'
-        await backend.put(Deployment(service="spin", envProcess=f"sh -c {shlex.quote(spin)}"))
+        await backend.put(Deployment(service="spin", image="none", envProcess=f"sh -c {shlex.quote(spin)}"))
         usage = await backend.usage("spin")
         while usage.cpu_cores < 0.1 or usage.memory_bytes < 64 << 20:  # until it runs and holds its memory
             usage = await backend.usage("spin")

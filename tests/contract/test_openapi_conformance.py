@@ -17,13 +17,12 @@ What is off, and why:
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
+from support.conformance import conform
 from support.local_function import authorization, function
 
 from keystage.bundle.api import emulated
@@ -31,12 +30,9 @@ from keystage.bundle.store import write
 from keystage.local.pipeline import deployments_for
 from keystage.local.world import LocalWorld
 
-SEED = 20260201
-MOST_EXAMPLES = 8
-"""Per operation and phase; the coverage phase adds its own, which depend on the document alone."""
-RUN_S = 120.0
+pytestmark = pytest.mark.slow
+
 DEVICE = "emulated:alpha=0.0001,beta=0.0001"
-HOOKS = Path(__file__).parents[1] / "support" / "openapi_hooks.py"
 GATEWAY = """
 [auth.openapi.basic]
 username = "${KEYSTAGE_TEST_USER}"
@@ -58,34 +54,6 @@ ROUTER = """
 not_a_server_error.expected-statuses = ["2xx", "4xx", "503", "504"]
 positive_data_acceptance.enabled = false
 """
-
-
-async def conform(folder: Path, name: str, config: str, url: str, **env: str) -> str:
-    """Runs schemathesis against a document; gives what it said.
-
-    Raises:
-        AssertionError: something does not conform.
-    """
-    file = folder / f"{name}.toml"
-    file.write_text(config)
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"),
-        *("--config-file", str(file), "run", url, "--seed", str(SEED), "--no-color", "--continue-on-failure"),
-        *("--phases", "examples,coverage,fuzzing", "--max-examples", str(MOST_EXAMPLES)),
-        *("--suppress-health-check", "all", "--generation-database", "none"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        cwd=folder,
-        env={**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS), **env},
-    )
-    try:
-        said, _ = await asyncio.wait_for(program.communicate(), RUN_S)
-    finally:
-        if program.returncode is None:
-            program.kill()
-            await program.wait()
-    assert program.returncode == 0, said.decode()
-    return said.decode()
 
 
 @pytest.mark.timeout(300)  # two runs, and the world around them

@@ -8,6 +8,8 @@ import pytest
 
 from keystage.bench.burst_lane import Run, measure
 
+pytestmark = pytest.mark.slow
+
 RUN = Run(1, 7, (0.01, 0.02), 40.0, 4.0, 3.0)
 
 

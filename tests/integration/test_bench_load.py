@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from keystage.bench.frame import BenchError
 from keystage.bench.load import drop_from_page_cache, is_cached, run
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_fork_is_many_times_faster_than_a_fresh_process() -> None:

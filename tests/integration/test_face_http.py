@@ -297,7 +297,7 @@ def test_deadline_header_reaches_the_engine() -> None:
         ("DELETE", "/v1/models/tiny", 405, "GET, HEAD"),
         ("POST", "/_/health", 405, "GET, HEAD"),
         ("GET", "/nowhere", 404, None),
-        ("POST", "/v1/embeddings", 404, None),
+        ("POST", "/v1/images/generations", 404, None),
         ("GET", "/v1/models/other", 404, None),
     ],
 )

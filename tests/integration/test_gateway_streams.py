@@ -20,7 +20,9 @@ from keystage.local.world import LocalWorld
 
 Work = Callable[[LocalWorld], Awaitable[None]]
 SILENT_S = 4.0
-BIG = Schedule(count=1000, every_s=0.001, size_bytes=1 << 16)
+BIG = Schedule(count=2500, every_s=0.001, size_bytes=1 << 16)
+PIECES = 4000
+"""Of 64 KiB: three times what the buffers of two connections hold where a system lets them grow to 37 MiB."""
 
 
 def run(tmp_path: Path, deployment: Deployment, work: Work) -> None:
@@ -71,14 +73,14 @@ def test_client_that_reads_nothing_stops_the_function_and_then_gets_everything(t
             aiohttp.ClientSession(world.gateway_url, read_bufsize=1 << 14) as session,
             session.get("/function/streams" + BIG.target) as answer,
         ):
-            await asyncio.sleep(3.0)  # three times as long as all of it would take
+            await asyncio.sleep(3.0)  # longer than all of it would take
             read_on_ns = time.monotonic_ns()
             chunks = [await answer.content.readexactly(BIG.size_bytes) for _ in range(BIG.count)]
             assert await answer.content.read() == b""
         stamps = [stamp(chunk[:STAMP_BYTES]) for chunk in chunks]
         assert [number for number, _ in stamps] == list(range(BIG.count))
         before = sum(at_ns < read_on_ns for _, at_ns in stamps)
-        assert 0 < before < BIG.count / 2, "of 64 MB, most waits in the function"
+        assert 0 < before < BIG.count / 2, "of 160 MB, most waits in the function, however buffers grow"
 
     run(tmp_path, streams(), work)
 
@@ -89,7 +91,7 @@ def test_function_that_reads_nothing_stops_the_client_and_its_early_answer_arriv
 
         async def body() -> AsyncIterator[bytes]:
             nonlocal taken
-            for _ in range(900):
+            for _ in range(PIECES):
                 yield bytes(1 << 16)
                 taken += 1
 
@@ -99,7 +101,7 @@ def test_function_that_reads_nothing_stops_the_client_and_its_early_answer_arriv
             async with session.post("/function/echo/slow?s=2", data=body()) as answer:
                 assert answer.status == 200
                 assert await answer.text() == "echo-0"
-            assert 0 < taken < 450, "of 900 pieces of 64 KiB, most wait at the client"
+            assert 0 < taken < PIECES / 2, f"of {PIECES} pieces of 64 KiB, most wait at the client"
 
     run(tmp_path, function(), work)
 

@@ -178,9 +178,9 @@ def test_silence_is_bounded_and_a_trickle_is_none() -> None:
         assert (call.status, call.body) == (504, b"function f: replica f-0 sent nothing for 1 s\n")
         call = await ask(silent, upstream_s=SILENCE_S)
         assert (call.status, call.body, call.is_whole) == (200, b"hell", False)
-        call = await ask(deaf, open_call("POST", [b"x" * (1 << 20)] * 64), upstream_s=SILENCE_S)
+        call = await ask(deaf, open_call("POST", [b"x" * (1 << 20)] * 160), upstream_s=SILENCE_S)
         assert (call.status, call.is_whole) == (504, True)
-        assert call.taken < 32  # what sockets hold, and little more
+        assert call.taken < 80  # what sockets hold, and little more
 
     run(work())
 
@@ -210,7 +210,7 @@ def test_a_slow_client_is_not_the_replica_s_silence() -> None:
 
 
 def test_a_client_that_takes_nothing_stops_the_replica() -> None:
-    size = 64 << 20
+    size = 128 << 20  # sockets of some systems hold some 40 MiB
     written = 0
 
     async def script(reader: Reader, writer: Writer) -> None:
@@ -229,7 +229,7 @@ def test_a_client_that_takes_nothing_stops_the_replica() -> None:
             before = -1
             while before != written or not written:
                 before = written
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.3)
             assert written < size // 2  # what sockets hold, and little more
             call.gate.set()
             await going

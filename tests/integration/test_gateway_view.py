@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -143,14 +144,14 @@ def test_health_is_503_while_the_view_is_too_old_and_names_its_age(
 
     async def work(backend: LocalBackend, supervisor: Supervisor) -> None:
         app = make_app(Management(backend, Metrics(), 1.0), Credentials("a", "b"))
-        assert await health(app) == (200, "ok\n")
-        assert backend.view_age_s() < 1.0
+        while await health(app) != (200, "ok\n"):  # looked at within a second of the last answer
+            await asyncio.sleep(0)
         supervisor.answers = [(400, b"")]
         while (told := await health(app))[0] == 200:
             await asyncio.sleep(0.02)
         assert backend.view_age_s() > 1.0
         assert told[0] == 503
-        assert "view of functions and replicas is 1 s old, at most 1 s" in told[1]
+        assert re.search(r"view of functions and replicas is \d+ s old, at most 1 s", told[1])
         assert [state.deployment.service for state in backend.functions()] == ["a"]  # it is still used
         supervisor.answers = [view(7, "a")]  # unchanged is fresh as well
         while (told := await health(app))[0] == 503:

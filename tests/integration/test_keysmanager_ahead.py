@@ -20,7 +20,7 @@ from keystage.bench.load_world import LoadWorld
 from keystage.bundle.api import Pipeline
 from keystage.keysmanager.api import StandbyEntry
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 NAMES = ("one", "two", "three")
 
 

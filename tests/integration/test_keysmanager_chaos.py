@@ -11,6 +11,7 @@ import os
 import random
 from pathlib import Path
 
+import pytest
 from support.keysmanager_chaos import (
     SEED,
     Chaos,
@@ -24,6 +25,8 @@ from support.keysmanager_chaos import (
 from support.keysmanager_daemon import Node, children, node_of, reap_strangers, write_bundle
 
 from keystage.bundle.api import Pipeline
+
+pytestmark = pytest.mark.slow
 
 STAGES = 8
 STAGE_BYTES = 1 << 20

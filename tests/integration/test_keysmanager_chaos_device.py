@@ -93,6 +93,7 @@ def settings(oracle: DeviceOracle) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_the_same_on_the_cpu(tmp_path: Path) -> None:
     oracle = DeviceOracle(tmp_path / "b", CPU_SHAPE)
     rng = random.Random(SEED)

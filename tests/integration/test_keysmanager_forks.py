@@ -181,6 +181,8 @@ def test_what_is_no_spawn_or_lacks_descriptors_is_refused_and_the_server_goes_on
 def test_replicas_outlive_the_fork_server_and_sockets_do_not_leak() -> None:
     with Forks() as mortal:
         one, two = mortal.spawn(), mortal.spawn()
+        mortal.channel.send(Ok())
+        assert isinstance(receive(mortal.channel), Refused)  # by now it has closed what it passed on
         before = open_fds(mortal.process.pid)
         three = mortal.spawn()
         # The fork server keeps nothing of what it passes on.

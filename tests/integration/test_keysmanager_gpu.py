@@ -22,7 +22,6 @@ from keystage.bundle.api import Pipeline
 from keystage.keysmanager import fork_check, peer_gpu, pinning, registration, segment
 from keystage.keysmanager.api import Parameters, StageName
 from keystage.keysmanager.arena import Arena, layout_of
-from keystage.keysmanager.cuda_driver import Driver
 from keystage.keysmanager.device_config import DeviceConfig
 from keystage.keysmanager.device_copy import Delivery, load_stage_from_segment
 from keystage.keysmanager.registration import Registration, RegistrationError, Registrations
@@ -30,6 +29,7 @@ from keystage.keysmanager.segment_copy import STAGED_LANES, Copied, Copy
 from keystage.keysmanager.standby import Prepared
 from keystage.models.base import Row
 from keystage.models.loading import load_stage, sample_input
+from keystage.wire.cuda_driver import Driver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -177,6 +177,7 @@ def daemon_with(path: Path, bundle: Path) -> Iterator[list[Channel]]:
         with contextlib.suppress(OSError):  # closed below
             while True:
                 channel = Channel(listening.accept()[0])
+                claims.append(channel)
                 received = channel.receive()
                 assert received is not None
                 assert isinstance(received[0], Get)
@@ -184,7 +185,6 @@ def daemon_with(path: Path, bundle: Path) -> Iterator[list[Channel]]:
                 fd = raw_segment(bundle, stage)
                 channel.send(Segment(parameters=parameters_of(bundle, stage)), (fd,))
                 os.close(fd)
-                claims.append(channel)
 
     serving = threading.Thread(target=serve)
     serving.start()

@@ -62,14 +62,16 @@ def test_deaths_cost_time_and_no_replica(tmp_path: Path) -> None:
         assert (again.forked.via, again.forked.source, await again.line()) == ("holder", "memory", identity)
 
     with node_of(tmp_path) as node:
-        asyncio.run(asyncio.wait_for(before(node), WAIT_S))
-        asyncio.run(asyncio.sleep(1.2))  # the history is written once a second
+        asyncio.run(asyncio.wait_for(before(node), 2 * WAIT_S))
+        # The history is written once a second.
+        written = node.folder / "state" / "history.json"
+        asyncio.run(node.wait(lambda: written.exists() and identity in written.read_text(), "the history"))
         assert node.process is not None
         left = node.processes() - {node.process.pid}
         node.kill()
         assert node.socket.exists()  # of the dead daemon: replaced by the next one
         asyncio.run(node.start())
-        asyncio.run(asyncio.wait_for(after(node, left), WAIT_S))
+        asyncio.run(asyncio.wait_for(after(node, left), 2 * WAIT_S))
         own = node.processes()
         assert node.stop() == 0
         assert all(is_gone(pid) for pid in own)

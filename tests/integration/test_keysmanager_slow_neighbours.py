@@ -229,7 +229,7 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
             sock.close()
         await asyncio.gather(asyncio.to_thread(accept), asking)
 
-    asyncio.run(asyncio.wait_for(body(), 20))
+    asyncio.run(asyncio.wait_for(body(), 60))
     listener.close()
     assert asked == [Invalidate("i")]
 

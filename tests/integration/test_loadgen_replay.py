@@ -22,7 +22,7 @@ from keystage.loadgen import app, capacity, sender, table
 from keystage.loadgen.monitor import Credentials
 from keystage.loadgen.options import LoadOptions
 from keystage.loadgen.starts import ReplicaStart
-from keystage.loadgen.target import Target
+from keystage.loadgen.target import Target, TargetKind
 from keystage.router.api import ReplicaStats, RouterStats, StageCounters
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -79,6 +79,14 @@ class Pipeline:
             await _answer(send, 200, body)
         elif name == "plain":
             await _answer(send, 200, b'{"text":"x","tokens":5,"prompt_tokens":3}')
+        elif name == "embeds":
+            await _answer(send, 200, b'{"data":[],"usage":{"prompt_tokens":3,"total_tokens":3}}')
+        elif name == "hears":
+            await _answer(
+                send, 200, b'{"text":"x","segments":[{"tokens":[1,2]},{"tokens":[3]}],"usage":{"seconds":4}}'
+            )
+        elif name == "sees":
+            await _answer(send, 200, b'{"classes":[{"index":1,"score":0.5}]}')
         else:
             await self.stream(name, body, send)
 
@@ -231,6 +239,21 @@ def test_function_and_raw_targets(base_url: str) -> None:
     assert (raw.requests.served, raw.requests.failed) == (20, 0)
     garbled = app.replay(options(f"{base_url}/function/ok", target="function", rate_rps=10.0))
     assert garbled.requests.by_error == {"bad_answer": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "prompt_tokens", "output_tokens"),
+    [("embeds", "embeddings", 15, 0), ("hears", "transcriptions", 0, 15), ("sees", "images", 0, 0)],
+)
+def test_pipelines_that_embed_hear_or_see(
+    name: str, target: TargetKind, prompt_tokens: int, output_tokens: int, base_url: str
+) -> None:
+    report = app.replay(
+        options(f"{base_url}/function/{name}", target=target, rate_rps=10.0, slo_latency_s=60.0)
+    )
+    asked = report.requests
+    assert (asked.served, asked.prompt_tokens, asked.output_tokens) == (5, prompt_tokens, output_tokens)
+    assert (asked.clipped, report.ttft_s.count, report.attainment[0].met) == (0, 0, 5)
 
 
 def test_report_files_and_stage_series(base_url: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from keystage.local.process import Process
 DAEMON = """
 import os, sys, time
 # A double fork: the grandchild outlives the middle, whose end gives it to the subreaper.
+told, tell = os.pipe()
 middle = os.fork()
 if middle == 0:
     pid = os.fork()
@@ -27,10 +28,10 @@ if middle == 0:
         sys.stdout.write("hello\\n"); sys.stdout.flush()
         os.read(int(sys.argv[2]), 1)
         {end}
-    os.write(int(sys.argv[1]), b"%d" % pid)
+    os.write(tell, b"%d" % pid)
     os._exit(0)
 os.waitpid(middle, 0)
-os.close(int(sys.argv[1]))
+os.write(int(sys.argv[1]), os.read(told, 32))  # the replica's parent is the subreaper by now
 time.sleep(60)
 """
 

@@ -12,6 +12,8 @@ from keystage.bench.paper_cells import Cell, Size
 from keystage.bench.paper_policies import ABLATIONS, OURS, RIVALS, STATIC
 from keystage.bench.paper_run import Run, perform
 
+pytestmark = pytest.mark.slow
+
 BURSTS = Cell("cv", 1, 4.0, 8.0)
 TINY = Size(
     (1,), (200, 201), (8.0,), 20.0, 5.0, {8.0: 8.0}, 2, has_ablations=False, grid=(0.8, 1.2), grid_seeds=1

@@ -1,6 +1,6 @@
 """The whole path against the unsplit model: router, four worker processes, mixed waves, fp32.
 
-Twenty prompts of 1 to 500 tokens, 48 greedy tokens each, ten in flight. Every token must be the
+Twenty prompts of 1 to 500 tokens, 28 greedy tokens each, ten in flight. Every token must be the
 reference's best given the same prefix; only where the reference's own top two are closer than
 5e-4 another is accepted, and what follows is compared with that token in the prefix.
 """
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.pipeline_world import Served, Stream, served
+from support.pipeline_world import Served, Stream, served, until
 from tokenizers import Tokenizer
 
 LENGTHS = [1, 2, 3, 5, 8, 13, 17, 21, 34, 40, 55, 64, 89, 100, 144, 177, 233, 300, 377, 500]
-NEW_TOKENS = 48
+NEW_TOKENS = 28
 IN_FLIGHT = 10
 NEAR_TIE = 5e-4
 
@@ -48,8 +48,11 @@ async def _generate(
         await asyncio.gather(
             *(one(pipeline, stream, prompt) for stream, prompt in zip(streams, prompts, strict=True))
         )
-        for stage in range(4):  # a drained worker has written its log to the end
-            await pipeline.world.scale(f"smollm2-stage-{stage}", 0)
+        stages = [f"smollm2-stage-{stage}" for stage in range(4)]
+        for function in stages:
+            await pipeline.world.scale(function, 0)
+        # A worker that has ended has written its log to the end.
+        await until(lambda: not any(map(pipeline.world.replicas, stages)), "all workers have ended")
         waves = pipeline.log("wave", "smollm2-stage-2")
     return streams, waves
 

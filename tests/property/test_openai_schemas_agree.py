@@ -20,10 +20,19 @@ from keystage.router.openapi import request_schema
 
 VOCABULARY = 256
 LIMITS = Limits(looping=True, context_length=2**40, vocab_size=VOCABULARY, max_body_bytes=1000)
-TABLES = {"plain": fields.PLAIN, "completion": fields.COMPLETION, "chat": fields.CHAT}
+TABLES = {
+    "plain": fields.PLAIN,
+    "completion": fields.COMPLETION,
+    "chat": fields.CHAT,
+    "embeddings": fields.EMBEDDINGS,
+    "fill-mask": fields.FILL_MASK,
+}
+REQUIRED = {"chat": "messages", "embeddings": "input", "fill-mask": "text"}
+PIPELINE = emulated("tiny", 1, execution="looping")
 
 EDGES: list[Any] = [
     *(-1, 0, 1, 2, 3, 1.0, 1.5, 0.5, 2.1, 0.0, 1e-300, 1e300, True, False, None),
+    *(PIPELINE.hidden_size, PIPELINE.hidden_size + 1, 100, 101),
     *(2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1),
     *("", "a", "x" * 256, "x" * 257, [], {}, [[]], [{}], [0], [None], ["a"] * 4, ["a"] * 5, [""]),
     *(
@@ -67,6 +76,7 @@ likely = {
     | ids
     | st.lists(texts | ids, max_size=2)
     | st.lists(st.lists(ids, max_size=1), max_size=1),
+    "input": texts | ids | st.lists(texts, max_size=2) | st.lists(ids, max_size=2),
     "messages": st.lists(messages, max_size=2),
     "stop": st.lists(texts, max_size=5),
     "stream_options": st.dictionaries(names, scalars, max_size=2),
@@ -87,7 +97,11 @@ def taken(table: dict[str, fields.Field], name: str, value: Any) -> bool:
         return False
     if name == "prompt" and isinstance(read, list):  # as the whole request checks it
         return bool(read) and all(0 <= token < VOCABULARY for token in read)
-    return read not in ("", None) if name in ("prompt", "messages") else True
+    if name == "input" and read is not None:
+        return all(isinstance(item, str) or all(0 <= id_ < VOCABULARY for id_ in item) for item in read)
+    if name == "dimensions":  # as the whole request checks it
+        return read in (None, PIPELINE.hidden_size)
+    return read not in ("", None) if name in (*REQUIRED.values(), "prompt") else True
 
 
 @pytest.mark.parametrize(
@@ -95,8 +109,7 @@ def taken(table: dict[str, fields.Field], name: str, value: Any) -> bool:
 )
 def test_schema_and_reader_agree(kind: str, name: str) -> None:
     table = TABLES[kind]
-    required = "messages" if kind == "chat" else "prompt"
-    schema = request_schema(table, required, LIMITS, emulated("tiny", 1, execution="looping"))
+    schema = request_schema(table, REQUIRED.get(kind, "prompt"), LIMITS, PIPELINE)
     components: dict[str, Any] = {"PromptText": {"type": "string", "minLength": 1}}  # it has no first token
     components |= {"TokenId": {"type": "integer", "minimum": 0, "maximum": VOCABULARY - 1}}
     validator = jsonschema_rs.Draft202012Validator(

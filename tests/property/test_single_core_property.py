@@ -29,8 +29,6 @@ def live(seed: int, kinds: dict[str, float]) -> None:
             50,
             lambda: pipeline.submit_item(rng.randbytes(rng.randint(1, 100))),
             kinds,
-            # A worker that feeds itself needs room for all that may wait (`WAITING_BYTES`).
-            groups=ring_bytes > 1000,
         )
         pipeline.check_at_rest()
         pipeline.check_answers()

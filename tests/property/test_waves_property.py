@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystage.wire.api import SessionSpec
+from keystage.wire.api import SessionSpec, Step
 from keystage.worker.waves import MIN_CHUNK_TOKENS, Wave, WaveFormer
 
 PATH = 7
@@ -40,7 +40,7 @@ def test_every_token_is_sent_once_and_in_order(
     while len(finished) < len(sessions):
         if waiting and (rng.random() < 0.3 or (not flying and not former.can_form())):
             number, (prompt, max_tokens) = waiting.pop()
-            assert former.start(spec(number, prompt, max_tokens))
+            assert former.start(spec(number, prompt, max_tokens)) is None
             known[number], sent[number] = list(range(prompt)), []
             last_served[number] = turn
         can = former.can_form()
@@ -75,7 +75,8 @@ def test_every_token_is_sent_once_and_in_order(
                 tokens.append(1000 + len(known[session]) if sample else -1)
                 if sample:
                     known[session].append(tokens[-1])
-            for session in former.returned(PATH, back.rows, tokens):
+            step = Step(PATH, back.wave, 0, "", [], [], "", back.rows, tokens, None)
+            for session in former.returned(step):
                 assert session not in finished
                 finished.add(session)
                 former.drop(session, 1)

@@ -26,6 +26,7 @@ from keystage.keysmanager.api import Memory, NodeStatus, Parameters, StageName
 from keystage.keysmanager.catalog import Catalog
 from keystage.keysmanager.loader_http import HttpLimits
 from keystage.keysmanager.peer_server import Offered, PeerRefused, make_app, start
+from keystage.keysmanager.pod_api import Grant
 from keystage.keysmanager.source_peer import PeerSource
 
 TOKEN = "a-token-of-the-nodes"
@@ -77,6 +78,7 @@ class FilesBackend:
         self.files = files
         self.stages: tuple[StageName, ...] = ()
         self.invalid: list[str] = []
+        self.grants: tuple[Grant, ...] = ()
         self.offered = 0
 
     async def status(self) -> NodeStatus:
@@ -107,6 +109,9 @@ class FilesBackend:
 
     async def invalidate(self, identity: str) -> None:
         self.invalid.append(identity)
+
+    def set_grants(self, grants: tuple[Grant, ...]) -> None:
+        self.grants = grants
 
     def metrics(self) -> bytes:
         return b"keystage_up 1\n"
@@ -154,17 +159,17 @@ def odd_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str
         thread.join(5)
 
 
-def asked_range(handler: BaseHTTPRequestHandler) -> tuple[int, int]:
-    """First and last byte of a request's range."""
+def asked_range(handler: BaseHTTPRequestHandler, total: int = 0) -> tuple[int, int]:
+    """First and last byte of a request's range; one without an end goes to the last of `total` bytes."""
     first, last = handler.headers["Range"].removeprefix("bytes=").split("-")
-    return int(first), int(last)
+    return int(first), int(last or total - 1)
 
 
 def answer_range(
     handler: BaseHTTPRequestHandler, body: bytes, total: int, *, claim: int | None = None
 ) -> None:
     """Answers a range with `body`, whatever was asked; `claim`: the length that the head names."""
-    first, last = asked_range(handler)
+    first, last = asked_range(handler, total)
     handler.send_response(206)
     handler.send_header("Content-Range", f"bytes {first}-{last}/{total}")
     handler.send_header("Content-Length", str(len(body) if claim is None else claim))
@@ -186,8 +191,8 @@ def folder_server(folder: Path) -> contextlib.AbstractContextManager[str]:
             handler.send_header("Content-Length", "0")
             handler.end_headers()
         elif "Range" in handler.headers:
-            first, last = asked_range(handler)
             body = path.read_bytes()
+            first, last = asked_range(handler, len(body))
             answer_range(handler, body[first : last + 1], len(body))
         else:
             body = path.read_bytes()

@@ -24,7 +24,7 @@ from keystage.keysmanager.client import KeysManagerClient, KeysManagerError
 from keystage.local.adopted import subreaper
 
 TESTS = Path(__file__).resolve().parent.parent
-WAIT_S = 20.0
+WAIT_S = 60.0
 REPLICA = "support.keysmanager_replica"
 MB = 1_000_000
 

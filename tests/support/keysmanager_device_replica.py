@@ -24,7 +24,6 @@ from keystage.bundle.api import Pipeline
 from keystage.bundle.errors import BundleError
 from keystage.keysmanager.segment_copy import Copy
 from keystage.models.base import LoadedStage, Row, torch_dtype
-from keystage.models.llama_decode import PooledStage
 from keystage.models.loading import load_stage, sample_input
 from keystage.models.raw import tensors_in
 from keystage.worker.torch_executor import check_device
@@ -85,13 +84,14 @@ def _computed(stage: LoadedStage) -> list[float]:
 
 def parameters_of(stage: Any) -> Iterator[torch.Tensor]:
     """Parameters as the stage multiplies with them, layer by layer."""
-    eager = stage._stage if isinstance(stage, PooledStage) else stage
-    for layer in eager.parameters.layers:
+    # A span has the parameters of each of its stages.
+    parameters = stage.parameters[0] if isinstance(stage.parameters, list) else stage.parameters
+    for layer in parameters.layers:
         yield layer.attention_norm
         yield _matrix(layer.qkv)
         yield _matrix(layer.out)
         yield layer.mlp_norm
-        yield _matrix(layer.gate_up)
+        yield _matrix(layer.up)
         yield _matrix(layer.down)
 
 

@@ -179,12 +179,14 @@ class Node:
 
     def _reply(self, instruction: e.GiveSegment | e.Refuse | e.Done) -> None:
         match instruction:
-            case e.GiveSegment(request, identity):
+            case e.GiveSegment(request, identity, _, is_packed):
                 assert identity not in self.revoked | self.doomed
+                assert self.holders.get(identity) == "ready" if is_packed else True
                 assert self.holders.get(identity) != "ending"
                 self._answer(request, "segment")
-                self._map(request, self.raw[identity])
-                self.claims[request] = self.raw[identity]
+                given = (self.packed if is_packed else self.raw)[identity]
+                self._map(request, given)
+                self.claims[request] = given
                 self.used_at_s[identity] = self.now_s
             case e.Refuse(request):
                 self._answer(request, "refused")

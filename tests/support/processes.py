@@ -18,7 +18,7 @@ import msgspec
 from keystage.bundle.api import emulated
 from keystage.wire.endpoints import listen
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:

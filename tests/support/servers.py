@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SOCKET_PATH_BYTES = 107
 
 

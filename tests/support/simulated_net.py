@@ -6,70 +6,32 @@ so that a seed names one interleaving. Rings are real; only sockets, threads and
 
 from __future__ import annotations
 
+import math
 import os
 import random
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from support.simulated_wire import CheckedExecutor, Net, NetMailbox
+
 from keystage.bundle.api import Pipeline, emulated
+from keystage.models.blocks import BLOCK_TOKENS
 from keystage.router.admission import AdmissionBounds
 from keystage.router.engine import Generation
 from keystage.router.node import RouterNode
+from keystage.router.sessions import Answer
 from keystage.router.streams import TokenStream
 from keystage.wire import api
 from keystage.wire.events import EventLog
 from keystage.wire.ring import Ring
 from keystage.worker.engine import Engine
-from keystage.worker.executor import EmulatedDevice, EmulatedExecutor, emulated_token
+from keystage.worker.executor import EmulatedDevice, emulated_token
 from keystage.worker.settings import EngineSettings, Status
 from keystage.worker.states import WorkerState
 
 ROUTER = "sim://router"
 NOW_S = 0.0
-Posted = tuple[api.Message, bytes | None]
-
-
-class Net:
-    """Queues per (sender, receiver)."""
-
-    def __init__(self) -> None:
-        self.queues: dict[tuple[str, str], deque[Posted]] = {}
-
-    def post(self, sender: str, to: str, message: api.Message, payload: bytes | None) -> None:
-        self.queues.setdefault((sender, to), deque()).append((message, payload))
-
-    def waiting(self) -> list[tuple[str, str]]:
-        return sorted(pair for pair, queue in self.queues.items() if queue)
-
-
-class NetMailbox:
-    """What `Mailbox` does, over `Net`."""
-
-    refused = 0
-
-    def __init__(self, net: Net, address: str) -> None:
-        self.net = net
-        self.address = address
-
-    def send(self, to: str, message: api.Message, payload: memoryview | None = None) -> bool:
-        self.net.post(self.address, to, message, None if payload is None else bytes(payload))
-        return True
-
-    def is_near(self, peer: str) -> bool:
-        del peer
-        return True
-
-    def unreachable(self, peer: str) -> str | None:
-        del peer
-        return None
-
-    def forget(self, peer: str) -> None:
-        self.net.queues.pop((self.address, peer), None)
-
-    def close(self, linger_s: float = 0.0) -> None:
-        del linger_s
 
 
 class SimulatedPipeline:
@@ -80,7 +42,7 @@ class SimulatedPipeline:
         execution: `looping` or `single-pass`.
         stages: number of stages.
         slots: slots of a worker.
-        kv_tokens: KV positions of a worker.
+        kv_blocks: KV blocks of a worker.
         ring_bytes: size of every ring.
         waves: waves per path.
     """
@@ -92,7 +54,7 @@ class SimulatedPipeline:
         stages: int,
         *,
         slots: int = 4,
-        kv_tokens: int = 1 << 16,
+        kv_blocks: int = 1 << 12,
         ring_bytes: int = 1 << 16,
         waves: int = 2,
         activation_bytes: int = 64,
@@ -101,7 +63,8 @@ class SimulatedPipeline:
         self.pipeline: Pipeline = emulated(
             "sim", stages, execution=execution, activation_bytes=activation_bytes
         )
-        self.slots, self.kv_tokens, self.ring_bytes, self.waves = slots, kv_tokens, ring_bytes, waves
+        self.slots, self.kv_blocks, self.ring_bytes, self.waves = slots, kv_blocks, ring_bytes, waves
+        self.now_s = 0.0
         self.net = Net()
         self.engines: dict[str, Engine] = {}
         self.rings: dict[str, Ring] = {}
@@ -111,7 +74,7 @@ class SimulatedPipeline:
         self.wanted: dict[int, int] = {}
         self.prompts: dict[int, int] = {}
         self.taken: dict[int, list[int]] = {}
-        self.answers: dict[int, Future[bytes]] = {}
+        self.answers: dict[int, Future[Answer]] = {}
         self.payloads: dict[int, bytes] = {}
         self.cancelled: set[int] = set()
         self.node = self._new_node()
@@ -135,7 +98,7 @@ class SimulatedPipeline:
             bundle=self.pipeline.stages[stages[0]].identity,
             device="emulated",
             slots=self.slots,
-            kv_tokens=self.kv_tokens if self.pipeline.execution == "looping" else 0,
+            kv_tokens=self.kv_blocks * BLOCK_TOKENS if self.pipeline.execution == "looping" else 0,
             max_batch=self.rng.choice((1, 2, 8)),
             wave_tokens=16,
             drain_s=3600.0,
@@ -143,10 +106,11 @@ class SimulatedPipeline:
             pid=os.getpid(),
         )
         width = self.pipeline.stages[0].activation_bytes
-        executor = EmulatedExecutor(EmulatedDevice(), len(self.pipeline.stages), width, 256)
+        executor = CheckedExecutor(EmulatedDevice(), len(self.pipeline.stages), width, 256, self.kv_blocks)
         ring = self.rings[address] = Ring(self.ring_bytes)
         status = Status(state=WorkerState.READY)
         engine = Engine(settings, self.pipeline, executor, mailbox, ring, EventLog(None, name), status)
+        engine._looping.clock = lambda: self.now_s
         self.engines[address] = engine
         engine._introduce(ROUTER)
         return address
@@ -191,7 +155,7 @@ class SimulatedPipeline:
         core = self.node._looping
         assert core is not None
         number = core.submit(Generation(list(range(prompt)), max_tokens, 0.0, 1.0, 0, ()), NOW_S)
-        self.streams[number] = self.node._streams[number] = TokenStream()
+        self.streams[number] = self.node._clients.streams[number] = TokenStream()
         self.wanted[number], self.prompts[number], self.taken[number] = max_tokens, prompt, []
         self.node._flush()
         return number
@@ -201,7 +165,7 @@ class SimulatedPipeline:
         assert core is not None
         number = core.submit(payload, None, NOW_S)
         answer: Any = Future()
-        self.answers[number] = self.node._answers[number] = answer
+        self.answers[number] = self.node._clients.answers[number] = answer
         self.payloads[number] = payload
         self.node._flush()
         return number
@@ -210,22 +174,20 @@ class SimulatedPipeline:
         """The client is gone, and so is its side of the request, as in `RouterNode.generate`."""
         self.node._core.cancel(number, NOW_S)
         self.cancelled.add(number)
-        self.node._streams.pop(number, None)
-        self.node._answers.pop(number, None)
+        self.node._clients.streams.pop(number, None)
+        self.node._clients.answers.pop(number, None)
         self.node._flush()
 
-    def live(
-        self, events: int, submit: Callable[[], int], kinds: dict[str, float], *, groups: bool = True
-    ) -> None:
+    def live(self, events: int, submit: Callable[[], int], kinds: dict[str, float]) -> None:
         """Draws `events` events of the given kinds (weights), with some progress between them.
 
-        `groups` allows a worker of several stages among the first.
+        A worker of several stages may be among the first.
         """
         stages = len(self.pipeline.stages)
         for stage in range(stages):
             for _ in range(self.rng.randint(1, 2)):
                 self.add_worker((stage,))
-        if stages > 1 and groups and self.rng.random() < 0.3:
+        if stages > 1 and self.rng.random() < 0.3:
             self.add_worker(tuple(range(self.rng.randrange(stages - 1), stages)))
         actions: dict[str, Callable[[], object]] = {
             "submit": submit,
@@ -311,7 +273,7 @@ class SimulatedPipeline:
 
     def _run_dry(self, limit: int) -> None:
         for count in range(limit):
-            has_moved = self.step()
+            has_moved = self.step() or self._wait()
             if not has_moved or count % 50 == 49:
                 owing = [e for e in self.engines.values() if e._outbox.owes]
                 for engine in owing:
@@ -323,17 +285,29 @@ class SimulatedPipeline:
                         return
         raise AssertionError(f"no rest after {limit} steps: {self.net.waiting()}")
 
+    def _wait(self) -> bool:
+        """Time passes until an owner asks for free blocks again; False when none waits."""
+        wake_s = min((engine._looping.idle_s() for engine in self.engines.values()), default=math.inf)
+        if wake_s == math.inf:
+            return False
+        before_s, self.now_s = self.now_s, self.now_s + wake_s + 1e-6
+        if int(before_s) != int(self.now_s):
+            for address in list(self.engines):
+                self.beat(address)
+        return True
+
     # ------------------------------------------------------------ checks
 
     def check(self) -> None:
         """What holds at every moment."""
         for worker in self.node.fleet.workers.values():
             assert 0 <= worker.held_slots <= self.slots
-            assert 0 <= worker.held_kv <= max(self.kv_tokens, 0)
+            assert 0 <= worker.held_kv <= self.kv_blocks * BLOCK_TOKENS
         for engine in self.engines.values():
             for path in engine._looping._former._paths.values():
                 assert 0 <= path.in_flight <= path.bound
-            assert engine._looping._table.reserved <= self.kv_tokens
+            free, total = engine._executor.kv_blocks
+            assert 0 <= free <= total == self.kv_blocks
         for number, stream in self.streams.items():
             self.taken[number].extend(stream._pending)
             stream._pending.clear()
@@ -354,7 +328,7 @@ class SimulatedPipeline:
         assert [(m.queue, m.in_flight) for m in core.meters] == [(0, 0)] * len(core.meters)
         for address, engine in self.engines.items():
             assert len(engine._looping) == 0, (address, engine._looping._table._held)
-            assert engine._looping.reserved == 0
+            assert engine._looping.reserved == 0, address
             assert not engine._looping._former._sessions
             assert len(engine._single) == 0
             assert not engine._single._parked
@@ -378,7 +352,7 @@ class SimulatedPipeline:
         for number, answer in self.answers.items():
             if number not in self.cancelled:
                 assert answer.done()
-                assert answer.result() == self.payloads[number]
+                assert answer.result().payload == self.payloads[number]
 
     def close(self) -> None:
         for ring in self.rings.values():

@@ -9,6 +9,8 @@ import signal
 from typing import Any
 
 EVENTS: list[Any] = []
+FLOOD = 3000
+"""Messages of 64 KiB: twice what the buffers of two connections hold where systems let them grow."""
 
 
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -64,7 +66,7 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 async def _flood(send: Any) -> None:
     EVENTS.append(0)
-    for number in range(2000):
+    for number in range(FLOOD):
         await send({"type": "websocket.send", "bytes": number.to_bytes(4, "big") * (1 << 14)})
         EVENTS[-1] = number + 1
     await send({"type": "websocket.close", "code": 1000})

@@ -22,8 +22,8 @@ from keystage.keysmanager.api import (
 )
 from keystage.keysmanager.config import KeysManagerConfig
 from keystage.keysmanager.daemon_names import Names
+from keystage.keysmanager.door import is_allowed
 from keystage.keysmanager.metrics import Counts, text
-from keystage.keysmanager.server import is_allowed
 
 STAGES = {"KEYSTAGE_STAGES": "2", "KEYSTAGE_BUNDLE": "file:///b"}
 

@@ -366,3 +366,15 @@ def test_lists_tell_unix_seconds() -> None:
         (1, 0, 1101.0, 1101.0),
         (2, None, 1102.0, 1102.0),
     ]
+
+
+def test_a_get_takes_the_packed_form_where_it_may_and_keeps_it_in_use() -> None:
+    node = Node(CPU)
+    node.tell(e.KeyStagesSet((A,)))
+    node.load(A.identity)
+    node.hold(A.identity)
+    assert A.identity in node.packed
+    assert only(node.tell(e.GetAsked(1, A, takes_packed=True)), e.GiveSegment).is_packed
+    assert only(node.tell(e.EvictAsked(2, A.identity)), e.Refuse).status == 409
+    assert node.tell(e.GetAsked(3, A)) == [e.Load(A)]  # raw bytes alone serve: they come again
+    assert not only(node.load(A.identity), e.GiveSegment).is_packed

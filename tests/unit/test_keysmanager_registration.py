@@ -14,9 +14,9 @@ from keystage.bundle.safetensors_file import header_bytes
 from keystage.keysmanager import daemon_needs, registered_copy, registration, segment
 from keystage.keysmanager.api import Parameters, StageName
 from keystage.keysmanager.arena import Layout, layout_for
-from keystage.keysmanager.cuda_driver import CudaError, Driver
 from keystage.keysmanager.daemon_ahead import Candidate, chosen
 from keystage.keysmanager.registration import Registration, RegistrationError, Registrations
+from keystage.wire.cuda_driver import CudaError, Driver
 
 SHAPES: dict[str, tuple[int, ...]] = {"weight": (64, 64)}
 

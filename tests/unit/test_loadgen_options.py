@@ -39,6 +39,7 @@ TRACE = HEADER + "".join(f"2023-11-16 18:17:{s:02d}.0000000,{160 * (s + 1)},32\n
         ({"scale_lengths": 0.0}, "--scale-lengths must"),
         ({"context_tokens": 1}, "--context must be at least 2"),
         ({"body_bytes": 0}, "--body-bytes"),
+        ({"mask": "a b"}, "--mask must be one word, got 'a b'"),
         ({"seed": -1}, "--seed must"),
         ({"timeout_s": 0.0}, "--timeout must"),
         ({"temperature": -1.0}, "--temperature must"),

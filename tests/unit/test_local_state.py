@@ -18,6 +18,7 @@ from keystage.local.home import Home, control_socket, read_credentials
 from keystage.local.key_stages import resolve
 from keystage.local.pipeline import deployments_for
 from keystage.local.program import check, program, upkeep, with_port
+from keystage.wire.threads import SPIN
 
 
 def test_home_makes_credentials_once_and_keeps_them_private(tmp_path: Path) -> None:
@@ -186,6 +187,11 @@ def test_a_pipeline_becomes_a_router_and_one_function_per_stage(tmp_path: Path) 
     assert command.argv[1:] == ("-m", "keystage.worker.app")
     assert command.env["KEYSTAGE_ROUTER"] == "ipc:///run/ks-1/demo.router"
     assert (command.env["OMP_NUM_THREADS"], command.env["PATH"]) == ("1", "/bin")
+    assert command.env.items() >= SPIN.items()
+    chosen = program(
+        stages[0], replica="demo-stage-0-0", run=Path("/run/ks-1"), inherited=dict.fromkeys(SPIN, "7")
+    )
+    assert chosen.env.items() >= dict.fromkeys(SPIN, "7").items()
     with pytest.raises(BadDeployment, match="device needs 2 entries"):
         deployments_for(tmp_path, pipeline, device=["cpu"])
 

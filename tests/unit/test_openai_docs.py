@@ -9,7 +9,7 @@ import pytest
 
 from keystage.router import engine, openai_errors
 from keystage.router.engine import Refusal
-from keystage.router.fields import CHAT, COMPLETION, PLAIN, Field
+from keystage.router.fields import CHAT, COMPLETION, EMBEDDINGS, FILL_MASK, PLAIN, Field
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 
@@ -24,6 +24,8 @@ def section(title: str) -> str:
         ("Plain call (`POST /`)", PLAIN),
         ("`POST /v1/completions`", COMPLETION),
         ("`POST /v1/chat/completions`", CHAT),
+        ("`POST /v1/embeddings`", EMBEDDINGS),
+        ("Fill-mask call (`POST /`)", FILL_MASK),
     ],
 )
 def test_tables_are_the_codes_own(title: str, table: Mapping[str, Field]) -> None:

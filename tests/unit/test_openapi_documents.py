@@ -11,6 +11,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
+from support.item_engine import limits_for, pipeline_for
 
 from keystage.bundle.api import Pipeline, emulated
 from keystage.gateway import openapi as gateway_openapi
@@ -21,14 +22,22 @@ from keystage.gateway.routes import INVOCATION, MANAGEMENT, ROUTES
 from keystage.router.engine import Limits
 from keystage.router.face import Face
 from keystage.router.face_probe import HashEngine
-from keystage.router.fields import CHAT, COMPLETION, PLAIN
+from keystage.router.fields import CHAT, COMPLETION, EMBEDDINGS, FILL_MASK, PLAIN
 from keystage.router.openapi import document
 from keystage.router.text import ByteText
+from keystage.router.transcriptions import FIELDS as FORM
+from keystage.router.transcriptions import PATH as TRANSCRIPTIONS
 
 LIMITS = Limits(looping=True, context_length=64, vocab_size=256, max_body_bytes=1000)
 PIPELINE = msgspec.structs.replace(
     emulated("tiny", 2, execution="looping", context_length=64), chat_template="{{ messages[0].content }}"
 )
+SPEECH = msgspec.structs.replace(emulated("heard", 2, execution="looping"), family="whisper")
+ITEMS = {
+    "embeddings": pipeline_for("bert", "embeddings", architectures=["BertModel"]),
+    "masks": pipeline_for("bert", "masks", architectures=["BertForMaskedLM"]),
+    "images": pipeline_for("wide_resnet", "images", layers=[1, 1, 1, 1], num_classes=7, image_size=32),
+}
 SINGLE = (Limits(looping=False, context_length=0, vocab_size=256, max_body_bytes=1000), "single-pass")
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 Operation = dict[str, Any]
@@ -49,6 +58,8 @@ def documents() -> dict[str, dict[str, Any]]:
         "router": document(PIPELINE, LIMITS),
         "router without template": document(emulated("tiny", 2, execution="looping"), LIMITS),
         "single-pass router": document(single, SINGLE[0]),
+        "speech router": document(SPEECH, LIMITS),
+        **{f"{name} router": document(served, limits_for(served)) for name, served in ITEMS.items()},
     }
 
 
@@ -67,12 +78,15 @@ def test_document_is_openapi_3_1_and_its_schemas_are_schemas(name: str) -> None:
 
 def unreferenced(doc: dict[str, Any]) -> set[str]:
     """Components that a document may hold without using them."""
-    names = {"TokenId", "PromptText"} if doc["info"]["title"] == "Keystage pipeline pass" else set()
-    return names & set(doc["components"]["schemas"])
+    both, text = {"TokenId", "PromptText"}, {"PromptText"}
+    titled = {"pass": both, "heard": text, "embeddings": text, "masks": text, "images": both}
+    return titled.get(doc["info"]["title"].split()[-1], set()) & set(doc["components"]["schemas"])
 
 
 @pytest.mark.parametrize(
-    ("limits", "pipeline"), [(LIMITS, PIPELINE), (SINGLE[0], emulated("pass", 2, execution="single-pass"))]
+    ("limits", "pipeline"),
+    [(LIMITS, PIPELINE), (SINGLE[0], emulated("pass", 2, execution="single-pass")), (LIMITS, SPEECH)]
+    + [(limits_for(served), served) for served in ITEMS.values()],
 )
 def test_router_serves_what_it_documents_and_documents_what_it_serves(
     limits: Limits, pipeline: Pipeline
@@ -108,22 +122,43 @@ def test_every_route_but_the_open_ones_documents_401_and_asks_for_credentials() 
 
 
 @pytest.mark.parametrize(
-    ("path", "table"),
-    [("/", PLAIN), ("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)],
+    ("pipeline", "path", "table"),
+    [
+        (PIPELINE, "/", PLAIN),
+        (PIPELINE, "/v1/completions", COMPLETION),
+        (PIPELINE, "/v1/chat/completions", CHAT),
+        (ITEMS["embeddings"], "/v1/embeddings", EMBEDDINGS),
+        (ITEMS["embeddings"], "/", EMBEDDINGS),
+        (ITEMS["masks"], "/", FILL_MASK),
+    ],
 )
-def test_request_schema_has_every_field_of_its_table_and_no_other(path: str, table: dict[str, Any]) -> None:
-    content = document(PIPELINE, LIMITS)["paths"][path]["post"]["requestBody"]["content"]
+def test_request_schema_has_every_field_of_its_table_and_no_other(
+    pipeline: Pipeline, path: str, table: dict[str, Any]
+) -> None:
+    limits = LIMITS if pipeline is PIPELINE else limits_for(pipeline)
+    content = document(pipeline, limits)["paths"][path]["post"]["requestBody"]["content"]
     schema = content["application/json"]["schema"]
     assert list(schema["properties"]) == list(table)
     assert schema["additionalProperties"] is False
-    assert schema["required"] == ["messages" if table is CHAT else "prompt"]
+    first = next(name for name in ("messages", "prompt", "input", "text") if name in table)
+    assert schema["required"] == [first]
+
+
+def test_the_form_of_a_transcription_is_told_as_it_is_read() -> None:
+    content = document(SPEECH, LIMITS)["paths"][TRANSCRIPTIONS]["post"]["requestBody"]["content"]
+    assert tuple(content["multipart/form-data"]["schema"]["properties"]) == FORM
+    table = API.split(f"### `POST {TRANSCRIPTIONS}`")[1].split("\nOther fields")[0]
+    told = [line.split("|")[1].strip(" `") for line in table.splitlines() if line.startswith("| `")]
+    assert tuple(told) == FORM
 
 
 def test_every_refusal_of_the_docs_stands_in_the_document_with_its_codes_and_vice_versa() -> None:
     rows = [line.split("|") for line in API.split("## Refusals")[1].splitlines() if line.startswith("| ")][1:]
     told = {(row[1].strip(), code.strip(" `")) for row in rows for code in row[2].split(",")}
     documented: set[tuple[str, str]] = set()
-    for item in document(PIPELINE, LIMITS)["paths"].values():
+    # Only a pipeline that reads files refuses their kind.
+    items = [item for served in (PIPELINE, SPEECH) for item in document(served, LIMITS)["paths"].values()]
+    for item in items:
         for operation in item.values():
             for status, response in operation["responses"].items():
                 schema = response.get("content", {}).get("application/json", {}).get("schema", {})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from keystage.router.batching import BatchState, Eager
 from keystage.router.fleet import Fleet
 from keystage.wire import api
 
@@ -48,28 +45,3 @@ def test_sessions_come_and_go_over_as_many_paths_as_replicas() -> None:
         if len(held) > 9:  # an early one and a late one end, in turn
             fleet.give_back(held.pop(0 if step % 2 else 7), 1)
     assert len(paths) == 2
-
-
-@pytest.mark.parametrize(
-    ("queue", "free_slots", "max_batch", "idle_workers", "size"),
-    [
-        (1, 8, 4, 3, 1),
-        (2, 8, 4, 2, 1),  # one each
-        (3, 8, 4, 2, 2),
-        (9, 8, 4, 2, 4),  # as much as it takes at once
-        (9, 3, 4, 1, 3),  # as it has credit for
-        (5, 8, 8, 0, 5),  # nobody idle: the batch fills up behind the one that runs
-    ],
-)
-def test_eager_batches_are_shared_out_while_workers_are_idle(
-    queue: int, free_slots: int, max_batch: int, idle_workers: int, size: int
-) -> None:
-    state = BatchState(queue, 0.0, 1.0, free_slots, max_batch, idle_workers)
-    assert Eager().decide(state).size == size
-
-
-def test_a_worker_that_holds_something_or_is_not_ready_is_not_idle() -> None:
-    fleet = _fleet(a=(0, 0), b=(0, 0), c=(1, 0), d=(0, 3))
-    assert fleet.idle_workers(0) == 2
-    fleet.hold(["a"])
-    assert fleet.idle_workers(0) == 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keystage.wire.api import SessionSpec
-from keystage.worker.waves import WaveFormer
+from keystage.wire.api import SessionSpec, Step
+from keystage.worker.waves import Wave, WaveFormer
 
 
 def spec(session: int, prompt: int, *, max_tokens: int = 50, epoch: int = 1, path: int = 1) -> SessionSpec:
@@ -14,6 +14,10 @@ def former(budget: int = 64, max_rows: int = 8, waves: int = 1) -> WaveFormer:
     made = WaveFormer(budget, max_rows)
     made.add_path(1, waves)
     return made
+
+
+def back(former: WaveFormer, wave: Wave, tokens: list[int]) -> list[int]:
+    return former.returned(Step(wave.path, wave.wave, 0, "", [], [], "", wave.rows, tokens, None))
 
 
 def test_a_long_prompt_travels_in_chunks_and_samples_at_its_end() -> None:
@@ -38,14 +42,14 @@ def test_with_one_row_a_wave_prompts_and_decodes_take_turns() -> None:
         wave = waves.form(1)
         assert wave is not None
         first += wave.rows.sessions
-        waves.returned(1, wave.rows, [9])
+        back(waves, wave, [9])
     waves.start(spec(7, 40))
     then = []
     for _ in range(4):
         wave = waves.form(1)
         assert wave is not None
         then += wave.rows.sessions
-        waves.returned(1, wave.rows, [9])
+        back(waves, wave, [9])
     assert sorted(first) == [0, 1, 2]
     assert 7 in then
 
@@ -55,9 +59,9 @@ def test_a_wave_of_an_older_epoch_changes_nothing() -> None:
     waves.start(spec(5, 3))
     old = waves.form(1)
     assert old is not None
-    assert waves.start(spec(5, 3, epoch=2))
-    assert not waves.start(spec(5, 3, epoch=2))
-    waves.returned(1, old.rows, [77])
+    assert waves.start(spec(5, 3, epoch=2)) is None
+    assert waves.start(spec(5, 4, epoch=2)) is None
+    back(waves, old, [77])
     new = waves.form(1)
     assert new is not None
     assert (new.rows.epochs, new.ids) == ([2], [0, 1, 2])
@@ -69,7 +73,7 @@ def test_a_wave_of_a_forgotten_path_is_ignored() -> None:
     wave = waves.form(1)
     assert wave is not None
     waves.remove_path(1)
-    assert waves.returned(1, wave.rows, [3]) == []
+    assert back(waves, wave, [3]) == []
     assert waves.paths == []
     assert not waves.can_form()
 
@@ -79,5 +83,5 @@ def test_an_end_token_finishes_a_session() -> None:
     waves.start(SessionSpec(5, 1, 1, [1], 1, 50, [99], 0.0, 1.0, 0))
     wave = waves.form(1)
     assert wave is not None
-    assert waves.returned(1, wave.rows, [99]) == [5]
+    assert back(waves, wave, [99]) == [5]
     assert not waves.can_form()

@@ -76,24 +76,24 @@ class BenchResult:
         rows: table rows, all with the same keys.
         figures: by name; the names are fixed.
         notes: sentences under the table: how it was measured, where the time goes.
+        disturbance: what else happened that makes this no result, in words; empty for nothing.
     """
 
     rows: list[dict[str, Any]]
     figures: dict[str, Figure]
     notes: list[str] = dataclasses.field(default_factory=list)
+    disturbance: str = ""
 
 
-def report(name: str, result: BenchResult, *, as_json: bool, out: Path | None) -> int:
-    """Prints a result and returns the exit code: 0, or `EXIT_NOISY` when it is none.
+def document(name: str, result: BenchResult) -> dict[str, Any]:
+    """A result with its machine, as JSON takes it.
 
     Args:
         name: benchmark name.
         result: what it found.
-        as_json: one JSON object on standard output instead of tables.
-        out: folder that gets `bench-NAME.json`, None for none.
     """
     noisy = [key for key, figure in result.figures.items() if figure.is_noisy]
-    document = {
+    return {
         "bench": name,
         "machine": dataclasses.asdict(facts()),
         "rows": result.rows,
@@ -106,23 +106,36 @@ def report(name: str, result: BenchResult, *, as_json: bool, out: Path | None) -
             }
             for key, figure in result.figures.items()
         },
-        "is_result": not noisy,
+        "is_result": not noisy and not result.disturbance,
         "noisy": noisy,
+        "disturbance": result.disturbance,
         "notes": result.notes,
     }
+
+
+def report(name: str, result: BenchResult, *, as_json: bool, out: Path | None) -> int:
+    """Prints a result and returns the exit code: 0, or `EXIT_NOISY` when it is none.
+
+    Args:
+        name: benchmark name.
+        result: what it found.
+        as_json: one JSON object on standard output instead of tables.
+        out: folder that gets `bench-NAME.json`, None for none.
+    """
+    made = document(name, result)
+    noisy: list[str] = made["noisy"]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"bench-{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+        (out / f"bench-{name}.json").write_text(json.dumps(made, indent=2) + "\n")
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps(made))
     else:
         _print_tables(name, result)
+    reasons = [result.disturbance] if result.disturbance else []
     if noisy:
-        print(
-            f"not a result: {', '.join(noisy)} spread wider than {MAX_SPREAD_RATIO:.0%} of the median; "
-            "quiet the machine and run again",
-            file=sys.stderr,
-        )
+        reasons.append(f"{', '.join(noisy)} spread wider than {MAX_SPREAD_RATIO:.0%} of the median")
+    if reasons:
+        print(f"not a result: {'; '.join(reasons)}; quiet the machine and run again", file=sys.stderr)
         return EXIT_NOISY
     return 0
 

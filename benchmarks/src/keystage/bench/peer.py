@@ -27,6 +27,7 @@ from keystage.keysmanager import segment
 from keystage.keysmanager.api import Memory, NodeStatus, Parameters, StageName
 from keystage.keysmanager.loader import load
 from keystage.keysmanager.peer_server import Offered, make_app, start
+from keystage.keysmanager.pod_api import Grant
 from keystage.keysmanager.source_peer import PeerSource
 
 ROUNDS = 15
@@ -188,6 +189,9 @@ class _Node:
 
     async def invalidate(self, identity: str) -> None:
         """Not asked here."""
+
+    def set_grants(self, grants: tuple[Grant, ...]) -> None:
+        """Nobody grants here."""
 
     def metrics(self) -> bytes:
         return b""

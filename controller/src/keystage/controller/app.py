@@ -1,8 +1,8 @@
 """The controller as a process: `python -m keystage.controller.app`.
 
-Started and kept running by `keystage up`, or beside a stock OpenFaaS gateway by whoever runs that. It puts
-platform, policy and loop together, ends on SIGTERM after the tick in progress, and at once when its
-lifeline ends. It must not hold policy.
+Started and kept running by `keystage up`, on a cluster by its Deployment (`clustered`), or beside a stock
+OpenFaaS gateway by whoever runs that. It puts platform, policy and loop together, ends on SIGTERM after the
+tick in progress, and at once when its lifeline ends. It must not hold policy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from keystage.controller.domain.platform import PlatformError
 from keystage.controller.loop import Loop
 from keystage.controller.platforms.local import LocalPlatform
 from keystage.controller.platforms.openfaas import NotForThisGateway, OpenFaasPlatform
+from keystage.kubernetes.errors import ClusterUnavailable
 from keystage.openfaas.client import Client
 from keystage.openfaas.errors import BadPassword
 from keystage.openfaas.exchange import Wire
 from keystage.wire.endpoints import watch_lifeline
+from keystage.wire.errors import WireError
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +62,17 @@ def make_platform(settings: ControllerSettings) -> LocalPlatform | OpenFaasPlatf
     return platform
 
 
-def run(settings: ControllerSettings, stop: threading.Event | None = None) -> None:
-    """Steers the world until `stop` is set."""
+def run(settings: ControllerSettings, stop: threading.Event | None = None) -> bool:
+    """Steers the world until `stop` is set.
+
+    Returns:
+        False: it cannot go on, and wants to be started anew.
+    """
     stop = stop or threading.Event()
+    if settings.backend == "kubernetes":
+        from keystage.controller.clustered import run_clustered  # its client takes a second to import
+
+        return run_clustered(settings, stop)
     platform = make_platform(settings)
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = DecisionLog(settings.home / "decisions.jsonl", settings.decisions_bytes)
@@ -70,6 +80,7 @@ def run(settings: ControllerSettings, stop: threading.Event | None = None) -> No
         Loop(platform, settings.policy_settings(), log, tick_s=settings.tick_s).run(stop)
     finally:
         platform.close()
+    return True
 
 
 def replay_decisions(path: Path) -> int:
@@ -109,11 +120,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, end)
     watch_lifeline(settings.lifeline_fd)
     try:
-        run(settings, stop)
-    except (BadPassword, NotForThisGateway) as error:
+        return 0 if run(settings, stop) else 1
+    except (BadPassword, NotForThisGateway, ClusterUnavailable, WireError) as error:
         sys.stderr.write(f"controller: {error}\n")
         return 2
-    return 0
 
 
 if __name__ == "__main__":

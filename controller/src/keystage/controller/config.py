@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from keystage.controller.policy.settings import PolicySettings
+from keystage.kubernetes.config import ClusterSettings
+from keystage.kubernetes.cores import quantity
+from keystage.kubernetes.manifests import Bundles as PodBundles
+from keystage.kubernetes.manifests import Settings as PodSettings
 from keystage.openfaas.exchange import Credentials, gateway_address, read_password
 
 
-class ControllerSettings(BaseSettings):
+class ControllerSettings(ClusterSettings):
     """Environment of `python -m keystage.controller.app`.
 
     Attributes:
+        backend: `kubernetes`: the cluster is steered (`kubernetes.config`, and `pod_*` below); else what
+            `control` or `gateway` names.
         control: the supervisor's UNIX socket; this or `gateway`.
         gateway: address of a stock OpenFaaS gateway to steer, in place of a supervisor.
         gateway_user: its user.
@@ -34,6 +40,27 @@ class ControllerSettings(BaseSettings):
             12 KB a line.
         policy: JSON object of policy settings that differ from their defaults (`PolicySettings`, which
             gives each default's reason, those of the objective included).
+        health_port: of probes and metrics on a cluster.
+        lease_s: seconds after which another controller takes over from one that is silent; as Kubernetes' own
+            leaders have it. One that ends well is followed at once.
+        node_pods: pods of every namespace are followed to know what is free on nodes; needs that right.
+        beside_vendor_plugin: GPUs are given out also on nodes where another device plugin offers the same
+            ones; only right where nobody asks that one for any.
+        pod_keysmanager: nodes have a KeysManager with a socket for pods.
+        pod_bundles_host_path: folder of every node with bundles; this, or
+        pod_bundles_claim: a PersistentVolumeClaim with them; neither: they are fetched from their home.
+        pod_bundles_mount_path: where containers, this one included, see them.
+        pod_image_pull_policy: of functions' pods, empty: Kubernetes' default.
+        pod_image_pull_secrets: names of Secrets, by commas.
+        pod_wire_plain: tensors between nodes are sent unencrypted (the network itself encrypts).
+        pod_parked: parked pods kept for each pipeline; 2 take what a scale-up of two needs at once.
+        pod_cluster_domain: appended to Services' names, empty: the pod's search list completes them.
+        pod_requests: requests of stages that state none, `resource=quantity` by commas; without CPU among
+            them such a stage's cores cannot be changed in place.
+        pod_run_bytes: bound of a pod's memory-backed folder.
+        pod_timeout_s: longest that a request may take.
+        pod_user: user and group of plain functions, 0: their image's own.
+        pod_gpu_runtime_class: runtime class of stages on a GPU, empty: the nodes' default runtime.
     """
 
     model_config = SettingsConfigDict(
@@ -53,6 +80,30 @@ class ControllerSettings(BaseSettings):
     stats_timeout_s: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     decisions_bytes: int = Field(default=64 << 20, ge=1 << 16)
     policy: str = "{}"
+    health_port: int = Field(default=8081, ge=0, le=65535)
+    lease_s: int = Field(default=15, ge=3, le=3600)
+    node_pods: bool = True
+    beside_vendor_plugin: bool = False
+    pod_keysmanager: bool = True
+    pod_bundles_host_path: str = ""
+    pod_bundles_claim: str = ""
+    pod_bundles_mount_path: str = "/bundles"
+    pod_image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    pod_image_pull_secrets: str = ""
+    pod_wire_plain: bool = False
+    pod_parked: int = Field(default=2, ge=0, le=1000)
+    pod_cluster_domain: str = ""
+    pod_requests: str = "cpu=100m,memory=256Mi"
+    pod_run_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    pod_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    pod_user: int = Field(default=12000, ge=0)
+    pod_gpu_runtime_class: str = ""
+
+    @field_validator("pod_requests")
+    @classmethod
+    def _requests_are_quantities(cls, text: str) -> str:
+        parse_requests(text)
+        return text
 
     @field_validator("policy")
     @classmethod
@@ -62,6 +113,9 @@ class ControllerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _one_world(self) -> Self:
+        if self.backend == "kubernetes":
+            self._is_cluster()
+            return self
         if (self.control is None) == (not self.gateway):
             given = "both are set" if self.gateway else "neither is"
             raise ValueError(
@@ -71,6 +125,38 @@ class ControllerSettings(BaseSettings):
         if self.gateway:
             gateway_address(self.gateway)
         return self
+
+    def _is_cluster(self) -> None:
+        if self.control is not None or self.gateway:
+            raise ValueError("KEYSTAGE_BACKEND=kubernetes goes without KEYSTAGE_CONTROL and KEYSTAGE_GATEWAY")
+        if self.pod_bundles_host_path and self.pod_bundles_claim:
+            raise ValueError("set KEYSTAGE_POD_BUNDLES_HOST_PATH or KEYSTAGE_POD_BUNDLES_CLAIM, not both")
+
+    @property
+    def system_in(self) -> str:
+        """The release's namespace."""
+        return self.namespace or self.functions_in
+
+    def pod_settings(self) -> PodSettings:
+        """What functions' pods are made with."""
+        return PodSettings(
+            namespace=self.system_in,
+            function_namespace=self.functions_in,
+            has_keysmanager=self.pod_keysmanager,
+            bundles=PodBundles(
+                self.pod_bundles_host_path, self.pod_bundles_claim, self.pod_bundles_mount_path
+            ),
+            image_pull_policy=self.pod_image_pull_policy,
+            image_pull_secrets=tuple(filter(None, map(str.strip, self.pod_image_pull_secrets.split(",")))),
+            wire_plain=self.pod_wire_plain,
+            parked_per_pipeline=self.pod_parked,
+            cluster_domain=self.pod_cluster_domain,
+            requests=parse_requests(self.pod_requests),
+            run_bytes=self.pod_run_bytes,
+            timeout_s=self.pod_timeout_s,
+            user=self.pod_user,
+            gpu_runtime_class=self.pod_gpu_runtime_class,
+        )
 
     def credentials(self) -> Credentials | None:
         """User and password of the gateway, None where it has none.
@@ -86,6 +172,21 @@ class ControllerSettings(BaseSettings):
     def policy_settings(self) -> PolicySettings:
         """The policy's settings."""
         return parse_policy(self.policy)
+
+
+def parse_requests(text: str) -> tuple[tuple[str, str], ...]:
+    """Reads `cpu=100m,memory=256Mi`.
+
+    Raises:
+        ValueError: an entry has another form; names it.
+    """
+    found = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        resource, _, amount = entry.partition("=")
+        if not resource or quantity(amount) <= 0:
+            raise ValueError(f"KEYSTAGE_POD_REQUESTS: {entry!r} is no resource=quantity")
+        found.append((resource, amount))
+    return tuple(found)
 
 
 def parse_policy(text: str) -> PolicySettings:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,9 +21,11 @@ import uvloop
 from pydantic import ValidationError
 
 from keystage.gateway.auth import Credentials
-from keystage.gateway.backend import GatewayError
+from keystage.gateway.backend import Backend, GatewayError
 from keystage.gateway.config import GatewaySettings
 from keystage.gateway.incoming import Receive
+from keystage.gateway.internal import PREFIXES, Internal
+from keystage.gateway.leaving import LeavingServer
 from keystage.gateway.load import LoadReporter
 from keystage.gateway.local import LocalBackend
 from keystage.gateway.metrics import Metrics
@@ -34,14 +37,16 @@ from keystage.gateway.rest import Management, make_app
 from keystage.gateway.server import client_protocol, settle_memory
 from keystage.gateway.timeouts import silence_s
 from keystage.gateway.websocket import PING_S, WebSocketProxy
+from keystage.kubernetes.asking import internal_token
 from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
+from keystage.wire.errors import WireError
 from keystage.wire.metrics import Sample, Samples
 
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections (90 s), so that it is they who close them."""
-STOP_S = 3
-"""For running requests when the gateway itself is told to stop."""
+LEAVE_S = 2.0
+"""See `GatewaySettings.leave_s`."""
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -70,6 +75,10 @@ class Gateway:
         self._management = management
         self._http = tuple(http)
         self._websocket = websocket
+
+    def add(self, http: Sequence[tuple[bytes, Asgi]]) -> None:
+        """Takes further handlers, after those that there are."""
+        self._http += tuple(http)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -104,35 +113,67 @@ def read_credentials(settings: GatewaySettings) -> Credentials:
     return Credentials(values[0], values[1])
 
 
+def make_backend(settings: GatewaySettings) -> Backend:
+    """What runs functions, as the settings say.
+
+    Raises:
+        GatewayError: there is no cluster to be found.
+    """
+    if settings.backend == "kubernetes":
+        # The client takes as long to load as all the rest: not where it is not used.
+        from keystage.gateway.kubernetes import backend_for
+
+        return backend_for(settings)
+    assert settings.control is not None, "checked by the settings"
+    return LocalBackend(settings.control)
+
+
+def internal_handlers(
+    settings: GatewaySettings, backend: Backend, reporter: LoadReporter, is_leaving: Callable[[], bool]
+) -> list[tuple[bytes, Asgi]]:
+    """What a cluster asks its gateways, by path; nothing elsewhere.
+
+    Raises:
+        WireError: the deployment's secret cannot be used.
+    """
+    if settings.backend != "kubernetes":
+        return []
+    assert settings.wire_key_file is not None, "checked by the settings"
+    internal = Internal(backend, reporter.present, internal_token(settings.wire_key_file), is_leaving)
+    return [(prefix, internal) for prefix in PREFIXES]
+
+
 async def serve(settings: GatewaySettings) -> None:
     """Serves until told to stop.
 
     Raises:
         GatewayError: credentials or backend cannot be used.
+        WireError: the deployment's secret cannot be used.
         EndpointError: the address cannot be listened on.
     """
     raise_descriptors()
     credentials = read_credentials(settings)
-    backend = LocalBackend(settings.control)
+    backend = make_backend(settings)
     metrics = Metrics()
     metrics.export(Samples(lambda: [Sample("keystage_view_age_seconds", {}, backend.view_age_s())]))
     replicas = Replicas(backend, settings.wake_s, settings.max_waiting)
+    reporter = LoadReporter(backend, metrics, replicas)
     upstream_s = silence_s(settings.timeout_s)
     proxy = Proxy(replicas, metrics, max_body_bytes=settings.max_body_bytes, upstream_s=upstream_s)
     websockets = WebSocketProxy(
         replicas, metrics, max_message_bytes=settings.max_body_bytes, upstream_s=upstream_s
     )
     calls = build_async_calls(settings, replicas, metrics, upstream_s)
+    http: list[tuple[bytes, Asgi]] = [(PREFIX, proxy), (ASYNC_PREFIX, calls)]
     app = Gateway(
-        make_app(Management(backend, metrics, settings.override_s), credentials),
-        http=[(PREFIX, proxy), (ASYNC_PREFIX, calls)],
-        websocket=websockets,
+        make_app(Management(backend, metrics, settings.override_s), credentials), http, websocket=websockets
     )
-    parts: tuple[Part, ...] = (backend, LoadReporter(backend, metrics, replicas), proxy, calls)
-    server = uvicorn.Server(
+    parts: tuple[Part, ...] = (backend, reporter, proxy, calls)
+    protocol = client_protocol(upstream_s)
+    server = LeavingServer(
         uvicorn.Config(
             app,
-            http=client_protocol(upstream_s),
+            http=protocol,
             ws="websockets-sansio",
             ws_max_size=settings.max_body_bytes,
             ws_ping_interval=PING_S,
@@ -145,9 +186,12 @@ async def serve(settings: GatewaySettings) -> None:
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=STOP_S,
-        )
+            timeout_graceful_shutdown=math.ceil(settings.stop_s),
+        ),
+        protocol,
+        leave_s_of(settings),
     )
+    app.add(internal_handlers(settings, backend, reporter, lambda: server.is_leaving))
     listening = listen(settings.http)
     watch_lifeline(settings.lifeline_fd)
     async with contextlib.AsyncExitStack() as running:
@@ -161,6 +205,13 @@ async def serve(settings: GatewaySettings) -> None:
         await server.serve(sockets=[listening])
 
 
+def leave_s_of(settings: GatewaySettings) -> float:
+    """Seconds for which it stays after the signal."""
+    if settings.leave_s is not None:
+        return settings.leave_s
+    return LEAVE_S if settings.backend == "kubernetes" else 0.0
+
+
 def _ended_already(*_: object) -> None:
     """Takes a signal that was obeyed."""
 
@@ -170,7 +221,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     try:
         uvloop.run(serve(GatewaySettings()))  # type: ignore[call-arg]  # fields come from the environment
-    except (GatewayError, EndpointError) as error:
+    except (GatewayError, EndpointError, WireError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """The port between the gateway and whatever runs functions.
 
 `gateway.rest*`, `gateway.replicas` and `gateway.load` use it; `gateway.local` implements it for
-processes on this machine. One contract suite runs over every implementation. This module must not
-know HTTP beyond the status an error stands for.
+processes on this machine, `gateway.kubernetes` for pods. One contract suite runs over every
+implementation. This module must not know HTTP beyond the status an error stands for.
 """
 
 from __future__ import annotations

@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from keystage.gateway.queue_address import check_redis
 from keystage.gateway.replicas import MAX_WAITING
+from keystage.kubernetes.config import ClusterSettings
 from keystage.local.durations import MAX_S
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(ClusterSettings):
     """Environment of `python -m keystage.gateway.app`.
 
     Attributes:
-        control: the supervisor's UNIX socket.
+        control: the supervisor's UNIX socket; needed where the backend is `local`.
         credentials: folder with `basic-auth-user` and `basic-auth-password`.
         http: `host:port`, or `fd://N` for an inherited listening socket.
         lifeline_fd: descriptor whose end of file ends this process.
@@ -43,12 +44,16 @@ class GatewaySettings(BaseSettings):
         async_lease_s: seconds after which a dead gateway's calls are run by another one (Redis only).
         async_drain_s: seconds that running calls get when the gateway stops. `keystage up` gives it 5 s
             in all, of which answers to waiting clients get 3.
+        leave_s: seconds after SIGTERM in which requests are still taken, each connection closed by its next
+            answer, so that no client writes to one that is being closed. None: 2 on Kubernetes, where others
+            are there to go to, else 0.
+        stop_s: seconds that running requests get then. `keystage up` gives the gateway 5 s in all.
         callback_hosts: hosts to which answers may be posted, separated by commas; empty: any.
     """
 
     model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", extra="forbid", frozen=True)
 
-    control: Path
+    control: Path | None = Field(default=None, validate_default=True)
     credentials: Path
     http: str = "127.0.0.1:8080"
     lifeline_fd: int | None = None
@@ -69,7 +74,16 @@ class GatewaySettings(BaseSettings):
     async_retry_codes: Annotated[frozenset[int], NoDecode] = frozenset({429, 500, 502, 503, 504})
     async_lease_s: float = Field(default=30.0, ge=0.5, allow_inf_nan=False)
     async_drain_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    leave_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    stop_s: float = Field(default=3.0, ge=0, allow_inf_nan=False)
     callback_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+
+    @field_validator("control")
+    @classmethod
+    def _has_control(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if info.data.get("backend") == "local" and value is None:
+            raise ValueError("KEYSTAGE_BACKEND=local needs it")
+        return value
 
     @field_validator("redis")
     @classmethod

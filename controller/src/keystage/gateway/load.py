@@ -92,6 +92,11 @@ class LoadReporter:
                         load = Load(self.gateway, 0, self._metrics.invocations(function))
                         await self._backend.report(function, load)
 
+    def present(self) -> list[tuple[str, Load]]:
+        """What is in hand now, of every function that is deployed or still has requests here."""
+        names = {state.deployment.service for state in self._backend.functions()} | self._replicas.busy()
+        return [(name, self._load(name)) for name in sorted(names)]
+
     def _hurry(self, function: str) -> None:
         self._urgent.add(function)
         self._stirred.set()
@@ -133,15 +138,9 @@ class LoadReporter:
     async def _tell(self, function: str) -> None:
         self._metrics.touched.discard(function)
         self._urgent.discard(function)
-        in_flight = self._metrics.in_flight(function)
-        load = Load(
-            self.gateway,
-            in_flight,
-            self._metrics.invocations(function),
-            replicas=self._replicas.in_hand(function),
-        )
+        load = self._load(function)
         self._ready[function] = self._replicas.ready(function)
-        self._told[function] = (time.monotonic(), in_flight)
+        self._told[function] = (time.monotonic(), load.in_flight)
         try:
             await self._backend.report(function, load)
         except UnknownFunction:
@@ -152,3 +151,11 @@ class LoadReporter:
         except Exception:
             self._metrics.touched.add(function)
             raise
+
+    def _load(self, function: str) -> Load:
+        return Load(
+            self.gateway,
+            self._metrics.in_flight(function),
+            self._metrics.invocations(function),
+            replicas=self._replicas.in_hand(function),
+        )

@@ -95,6 +95,10 @@ class Replicas:
         busy = [replica for replica, its in self._at_work.items() if its == function]
         return {replica: self._balancer.in_flight(replica) for replica in (*self.ready(function), *busy)}
 
+    def busy(self) -> set[str]:
+        """Functions that have requests on replicas."""
+        return set(self._at_work.values())
+
     def ready(self, function: str) -> frozenset[str]:
         """Names of a function's ready replicas; none where it is not deployed."""
         try:

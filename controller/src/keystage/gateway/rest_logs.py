@@ -8,6 +8,8 @@ also while nothing is printed.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -20,8 +22,11 @@ from keystage.gateway.queries import LogQuery
 from keystage.gateway.routes import LINES
 
 FOLLOW_EVERY_S = 0.25
-_LATER_S = 5e-7
-"""Times are kept to the microsecond; half of one more skips exactly the line that had this one."""
+FOLLOW_SHARE = 0.2
+"""Of the time, at most, in which new lines are asked for: of many replicas each answer takes a while."""
+OVERLAP_S = 1.0
+"""Replicas are read one after the other and on clocks of their own: a line may come that is older than one of
+another replica which was sent already."""
 
 
 class LogLines(Response):
@@ -41,7 +46,11 @@ class LogLines(Response):
         self._backend = backend
         self._name = name
         self._query = query
-        self._since_s = query.since_s
+        self._newest_s = -math.inf
+        self._floor_s = query.since_s
+        """Lines of replicas that sent none so far are later than this."""
+        self._sent_s: dict[str, float] = {}
+        """Time of the newest line of each replica."""
         self._first: Sequence[LogLine] = ()
 
     async def begin(self) -> None:
@@ -55,6 +64,8 @@ class LogLines(Response):
         tail = None if self._query.instance else self._query.tail
         lines = await self._read(tail)
         self._first = lines if self._query.tail is None else lines[-self._query.tail :]
+        if self._query.tail is not None and self._sent_s:
+            self._floor_s = self._newest_s  # what was cut off is not made up for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the lines."""
@@ -70,10 +81,13 @@ class LogLines(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _follow(self, gone: asyncio.Task[None], send: Send) -> None:
+        pause_s = FOLLOW_EVERY_S
         while not gone.done():
-            await asyncio.wait({gone}, timeout=FOLLOW_EVERY_S)
+            await asyncio.wait({gone}, timeout=pause_s)
+            began_s = time.monotonic()
             try:
                 lines = await self._read(None)
+                pause_s = max(FOLLOW_EVERY_S, (time.monotonic() - began_s) / FOLLOW_SHARE)
             except UnknownFunction:
                 return  # removed meanwhile: its output ends here
             except BackendUnavailable:
@@ -81,9 +95,12 @@ class LogLines(Response):
             await _send(send, self._encode(lines))
 
     async def _read(self, tail: int | None) -> list[LogLine]:
-        lines = await self._backend.logs(self._name, tail=tail, since_s=self._since_s)
-        if lines:
-            self._since_s = max(self._since_s, lines[-1].at_s + _LATER_S)
+        since_s = max(self._query.since_s, self._newest_s - OVERLAP_S)
+        found = await self._backend.logs(self._name, tail=tail, since_s=since_s)
+        lines = [line for line in found if line.at_s > self._sent_s.get(line.replica, self._floor_s)]
+        for line in lines:
+            self._sent_s[line.replica] = line.at_s
+            self._newest_s = max(self._newest_s, line.at_s)
         return [line for line in lines if self._query.instance in ("", line.replica)]
 
     def _encode(self, lines: Sequence[LogLine]) -> bytes:

@@ -46,11 +46,13 @@ class ClientProtocol(PassingProtocol):
         stall_s: seconds for which a full socket, or the next part of a request's body, is waited for.
         head_s: seconds that a request's head may take, and what is left of a request that is answered.
         linger_s: seconds for which a client that still sends is heard out, see `_linger`.
+        leaving: whether each answer from now on is its connection's last; see `gateway.leaving`.
     """
 
     stall_s = math.inf
     head_s = HEAD_S
     linger_s = LINGER_S
+    leaving = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -118,6 +120,13 @@ class ClientProtocol(PassingProtocol):
         self._in_message = True
         self._is_excused = self.expect_100_continue
         super().on_headers_complete()
+        if self.leaving:
+            self.end_after_answer()
+
+    def end_after_answer(self) -> None:
+        """Has the answer that is under way, if one is, say and be the connection's last."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """A request is there."""

@@ -14,6 +14,8 @@ from keystage.keysmanager.api import StageName
 from keystage.local.api import Deployment, role_of
 
 _EMULATED = "emulated"
+MAX_DIGITS = 5
+"""Of a stage's index; more is a slip, and a range of such would fill the memory."""
 
 
 def resolve(lists: Mapping[str, Sequence[int]], deployments: Iterable[Deployment]) -> list[StageName]:
@@ -28,16 +30,18 @@ def resolve(lists: Mapping[str, Sequence[int]], deployments: Iterable[Deployment
         env = deployment.envVars
         if role_of(deployment) != "stage" or env.get("KEYSTAGE_DEVICE", "").startswith(_EMULATED):
             continue
-        for stage in _stages(env.get("KEYSTAGE_STAGES", "")):
+        for stage in stages_of(env.get("KEYSTAGE_STAGES", "")):
             homes[env.get("KEYSTAGE_PIPELINE", ""), stage] = env.get("KEYSTAGE_BUNDLE", "")
     ranked = [[(name, stage) for stage in stages] for name, stages in sorted(lists.items())]
     dealt = (key for row in zip_longest(*ranked) for key in row if key is not None)
     return [StageName(homes[key], key[1]) for key in dealt if key in homes]
 
 
-def _stages(text: str) -> range:
+def stages_of(text: str) -> range:
     """Stages of `2` or `0-3`; none where it is neither: the worker itself refuses that by name."""
     first, _, last = text.partition("-")
-    if not (first.isdecimal() and (not last or last.isdecimal())):
+    if not (
+        first.isdecimal() and (not last or last.isdecimal()) and max(len(first), len(last)) <= MAX_DIGITS
+    ):
         return range(0)
     return range(int(first), int(last or first) + 1)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from keystage.local.api import Load
+from keystage.local.checks import check_load
 from keystage.local.errors import BadDeployment
 
 KEPT_S = 60.0
@@ -20,8 +21,6 @@ ANSWER_S = 5.0
 """A gateway that has told of a function tells again at once when a replica leaves the routing, within
 milliseconds; one that is silent for so long is gone, and only what it said last is waited for."""
 MAX_GATEWAYS = 64
-MAX_NAME = 128
-MAX_REPLICAS = 10_000
 
 
 class Loads:
@@ -36,18 +35,10 @@ class Loads:
         Raises:
             BadDeployment: its name or numbers are out of bounds.
         """
-        if not 1 <= len(load.gateway) <= MAX_NAME:
-            raise BadDeployment(
-                f"function {function}: gateway must have 1..{MAX_NAME} characters, not {len(load.gateway)}"
-            )
-        if len(load.replicas) > MAX_REPLICAS:
-            raise BadDeployment(
-                f"function {function}: replicas must name at most {MAX_REPLICAS}, not {len(load.replicas)}"
-            )
-        counts = [(f"replicas[{replica[:MAX_NAME]}]", count) for replica, count in load.replicas.items()]
-        for name, value in (("in_flight", load.in_flight), ("started", load.started), *counts):
-            if value < 0:
-                raise BadDeployment(f"function {function}: {name} must be at least 0, not {value}")
+        try:
+            check_load(function, load)
+        except ValueError as error:
+            raise BadDeployment(str(error)) from None
         mine = self._loads.setdefault(function, {})
         mine.pop(load.gateway, None)
         mine[load.gateway] = msgspec.structs.replace(load, at_s=at_s)

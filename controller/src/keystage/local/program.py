@@ -16,35 +16,22 @@ from pathlib import Path
 
 import msgspec
 
-from keystage.local import labels
+from keystage.local import checks, labels
 from keystage.local.api import Deployment, role_of
+from keystage.local.checks import HEALTH_ANNOTATION, READY_ANNOTATION
 from keystage.local.durations import go_duration
 from keystage.local.errors import BadDeployment
 from keystage.local.secret_store import MOUNT_VARIABLE
+from keystage.wire.threads import SPIN
 
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-MAX_NAME = 63
-MAX_REPLICAS = labels.MAX_REPLICAS
 MAX_CORES = 1024
 MIN_LABEL = labels.MIN
 NAMESPACE = "openfaas-fn"
 """The one namespace there is, as functions are told it."""
-READY_ANNOTATION = "com.openfaas.ready.http.path"
-HEALTH_ANNOTATION = "com.openfaas.health.http.path"
 TIMEOUT_S = 600.0
 """Longest that a function may take, where nothing else is said."""
-ROLES = ("stage", "router", "function")
-_NEEDED = {
-    "stage": ("KEYSTAGE_PIPELINE", "KEYSTAGE_BUNDLE", "KEYSTAGE_STAGES"),
-    "router": ("KEYSTAGE_PIPELINE", "KEYSTAGE_BUNDLE"),
-}
-"""Variables that a replica reads; labels of that meaning do not reach it."""
 _MODULES = {"stage": "keystage.worker.app", "router": "keystage.router.app"}
-SHARING = ("shared", "private")
-"""KEYSTAGE_SHARING: all replicas of a stage on a node share its parameters, or each has a copy of its own."""
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PORT = re.compile(r"\$(?:\{PORT\}|PORT(?![A-Za-z0-9_]))")
-_PROBE_PATH = re.compile(r"/[!-~]{0,1023}")
 _TIMEOUT_VARIABLES = ("read_timeout", "write_timeout", "exec_timeout")
 """How OpenFaaS tells a function its time limits, as Go durations."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -107,42 +94,12 @@ def check(deployment: Deployment) -> None:
     Raises:
         BadDeployment: names the field, the bound and the actual value.
     """
-    check_name(deployment.service)
-    kind = role_of(deployment)
-    if kind not in ROLES:
-        raise BadDeployment(
-            f"function {deployment.service}: KEYSTAGE_ROLE or label keystage.role must be one of "
-            f"{', '.join(ROLES)}, not {kind[:80]!r}"
-        )
-    if "\0" in deployment.envProcess:
-        raise BadDeployment(
-            f"function {deployment.service}: envProcess holds a NUL, which no command line can"
-        )
-    for key, value in deployment.envVars.items():
-        if not _ENV_NAME.fullmatch(key) or "\0" in value:
-            raise BadDeployment(
-                f"function {deployment.service}: {key!r} is no name of an environment variable"
-            )
-    sharing = deployment.envVars.get("KEYSTAGE_SHARING", SHARING[0])
-    if sharing not in SHARING:
-        raise BadDeployment(
-            f"function {deployment.service}: KEYSTAGE_SHARING must be one of {', '.join(SHARING)}, "
-            f"not {sharing!r}"
-        )
-    for annotation in (READY_ANNOTATION, HEALTH_ANNOTATION):
-        path = deployment.annotations.get(annotation, "/")
-        if not _PROBE_PATH.fullmatch(path):
-            raise BadDeployment(
-                f"function {deployment.service}: annotation {annotation} must be a path of at most 1024 "
-                f"characters, not {path[:80]!r}"
-            )
-    upkeep(deployment)
-    if kind == "function":
+    try:
+        checks.check(deployment)
+    except ValueError as error:
+        raise BadDeployment(str(error)) from None
+    if role_of(deployment) == "function":
         _command(deployment)
-    else:
-        for key in _NEEDED[kind]:
-            if not deployment.envVars.get(key):
-                raise BadDeployment(f"function {deployment.service} has role {kind} and needs {key}")
 
 
 def check_name(name: str) -> None:
@@ -151,10 +108,10 @@ def check_name(name: str) -> None:
     Raises:
         BadDeployment: names the rule and the name.
     """
-    if len(name) > MAX_NAME or not NAME.fullmatch(name):
-        raise BadDeployment(
-            f"function name {name[:80]!r} must have at most {MAX_NAME} characters and match {NAME.pattern}"
-        )
+    try:
+        checks.check_name(name)
+    except ValueError as error:
+        raise BadDeployment(str(error)) from None
 
 
 def check_replicas(name: str, replicas: int) -> None:
@@ -163,8 +120,10 @@ def check_replicas(name: str, replicas: int) -> None:
     Raises:
         BadDeployment: names the bounds and the number.
     """
-    if not 0 <= replicas <= MAX_REPLICAS:
-        raise BadDeployment(f"function {name}: replicas must be in 0..{MAX_REPLICAS}, not {replicas}")
+    try:
+        checks.check_replicas(name, replicas)
+    except ValueError as error:
+        raise BadDeployment(str(error)) from None
 
 
 def check_cores(deployment: Deployment, cores: float) -> None:
@@ -198,22 +157,12 @@ def upkeep(deployment: Deployment) -> Upkeep:
     Raises:
         BadDeployment: a number is none, or out of bounds.
     """
-    name = deployment.service
-    kind = role_of(deployment)
     try:
-        scale = labels.parse(deployment.labels, kind)
+        scale = checks.scale_of(deployment)
+        drain_s = checks.drain_s_of(deployment)
     except ValueError as error:
-        raise BadDeployment(f"function {name}: {error}") from None
-    drain_s = None
-    if "KEYSTAGE_DRAIN_S" in deployment.envVars:
-        text = deployment.envVars["KEYSTAGE_DRAIN_S"]
-        try:
-            drain_s = float(text)
-        except ValueError:
-            drain_s = math.nan
-        if not 0 <= drain_s < math.inf:
-            raise BadDeployment(f"function {name}: KEYSTAGE_DRAIN_S must be seconds, not {text!r}")
-    return Upkeep(scale.min, kind == "router", drain_s)
+        raise BadDeployment(str(error)) from None
+    return Upkeep(scale.min, role_of(deployment) == "router", drain_s)
 
 
 def program(
@@ -252,7 +201,7 @@ def program(
         env[MOUNT_VARIABLE] = str(secrets)
     threads = deployment.envVars.get("KEYSTAGE_THREADS")
     if threads:
-        env |= dict.fromkeys(_THREAD_VARIABLES, threads)
+        env = SPIN | env | dict.fromkeys(_THREAD_VARIABLES, threads)
     kind = role_of(deployment)
     if kind == "function":
         return Program(

@@ -151,7 +151,7 @@ def _without_empty(value: object) -> object:
 
 def _yaml() -> ModuleType:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ModuleNotFoundError as error:
         raise StackError("stack files are read with PyYAML: pip install pyyaml") from error
-    return yaml  # type: ignore[no-any-return]
+    return yaml

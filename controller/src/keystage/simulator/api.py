@@ -92,6 +92,11 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
         gpus: GPUs a replica holds, all of one node; nobody else gets them unless `shared`.
         shared: whether replicas may share a GPU whose memory suffices; they then take turns on it.
         activation_bytes: bytes of an item's output.
+        batching: when a replica begins a batch: `eager`, `timeout:MS`, `deferred`, `partial-slo`, as the
+            router's `KEYSTAGE_BATCHING`. All but eager plan by the pipeline's `slo.deadline_s`, divided along
+            its stages by their service times.
+        late: what becomes of items that cannot meet it: `demote`: they wait behind the others; `refuse`:
+            they leave the pipeline unserved.
         after: stages whose output it takes (all are waited for); None: the one before.
         min_replicas: lower bound.
         max_replicas: upper bound.
@@ -109,6 +114,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     shared: bool = False
     activation_bytes: int = 0
+    batching: str = "eager"
+    late: Literal["demote", "refuse"] = "demote"
     after: tuple[int, ...] | None = None
     min_replicas: int = 1
     max_replicas: int = 1000
@@ -242,7 +249,7 @@ class PipelineOutcome:
     Attributes:
         pipeline: its name.
         arrived_s: arrival times [n], in order.
-        finished_s: finish times [n]; NaN where the run ended first.
+        finished_s: finish times [n]; NaN where the run ended first, or the request was refused.
         stages: per stage.
         tokens: tokens of a response.
     """

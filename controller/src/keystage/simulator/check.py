@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from keystage.batching.choice import parse_batching
 from keystage.simulator.api import ArrivalSpec, NodeSpec, PipelineSpec, StageSpec, World
 from keystage.simulator.errors import WorldError
 
@@ -91,6 +92,11 @@ def _check_pipeline(world: World, pipeline: PipelineSpec) -> None:
             raise WorldError(
                 f"{where} stage {k}: stages of a looping pipeline are a chain on GPUs of their own"
             )
+        if pipeline.execution == "looping" and stage.batching != "eager":
+            raise WorldError(
+                f"{where} stage {k}: batching is for single-pass pipelines, a looping one steps in waves; "
+                f"it is {stage.batching}"
+            )
     predecessors(pipeline)
 
 
@@ -137,6 +143,14 @@ def _check_stage(world: World, where: str, stage: StageSpec) -> None:
     _at_most(f"{where}: most", stage.most, MOST_BATCH)
     if stage.cores < LEAST_CORES:
         raise WorldError(f"{where}: cores must be at least {LEAST_CORES}, not {stage.cores}")
+    try:
+        is_eager = parse_batching(stage.batching).policy == "eager"
+    except ValueError as error:
+        raise WorldError(f"{where}: batching: {error}") from None
+    if stage.shared and not is_eager:
+        raise WorldError(
+            f"{where}: stages that take turns on shared GPUs are eager, batching is {stage.batching}"
+        )
     if not 0 <= stage.min_replicas <= stage.max_replicas:
         raise WorldError(f"{where}: min_replicas {stage.min_replicas} .. max_replicas {stage.max_replicas}")
     _at_most(f"{where}: max_replicas", stage.max_replicas, MOST_REPLICAS)

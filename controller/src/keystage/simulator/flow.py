@@ -16,6 +16,7 @@ from heapq import heappush
 from keystage.simulator.api import Floats
 from keystage.simulator.engine import COMES, Engine
 from keystage.simulator.replica import Replica
+from keystage.simulator.scheduled import ScheduledStage
 from keystage.simulator.stage import NOWHERE, SEVERAL, Stage
 
 Done = Callable[[float, Replica, list[int]], None]
@@ -67,8 +68,11 @@ class SinglePass:
             for k, before in enumerate(predecessors)
             if len(before) > 1
         }
+        self._refused: set[int] = set()
         for k, stage in enumerate(stages):
             stage.on_done = self._step(k, afters[k])
+            if isinstance(stage, ScheduledStage):
+                stage.on_refused = self._refuse
 
     def open(self) -> None:
         """Puts the first arrival into the heap."""
@@ -112,6 +116,14 @@ class SinglePass:
                     consumer.arrive_batch(at_s, whole)
 
         return split
+
+    def _refuse(self, at_s: float, items: list[int]) -> None:
+        """Items leave unserved; what other stages still do with them leads nowhere."""
+        refused = [item for item in items if item not in self._refused]
+        self._refused.update(refused)
+        self.left -= len(refused)
+        if refused and not self.left:
+            self._on_served()
 
     def _leave(self, at_s: float, replica: Replica, items: list[int]) -> None:
         """Items leave a last stage; with several they are finished when the last of them is done."""

@@ -24,10 +24,10 @@ def stage_outcome(unit: Unit, at_s: float) -> StageOutcome:
     """Measures of one stage, until now."""
     stage, tally = unit.stage, unit.tally
     tally.change(at_s)
-    if stage.arrivals != stage.services + stage.in_flight + len(stage.queue):
+    if stage.arrivals != stage.services + stage.in_flight + len(stage.queue) + stage.dropped:
         raise LawError(
             f"{stage.function}: {stage.arrivals} arrived, {stage.services} served, "
-            f"{stage.in_flight} in service, {len(stage.queue)} wait"
+            f"{stage.in_flight} in service, {len(stage.queue)} wait, {stage.dropped} were refused"
         )
     busy_s = stage.busy_s + math.fsum(r.busy_s for r in stage.replicas.values())
     return StageOutcome(

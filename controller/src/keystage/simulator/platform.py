@@ -28,7 +28,7 @@ from keystage.controller.domain.decision import (
 from keystage.controller.domain.platform import PlatformError
 from keystage.controller.domain.snapshot import FunctionView, Override, PipelineView, Snapshot
 from keystage.simulator import draws
-from keystage.simulator.api import FailureSpec, Outcome, PipelineSpec, World
+from keystage.simulator.api import FailureSpec, Floats, Outcome, PipelineSpec, World
 from keystage.simulator.check import check_world, predecessors
 from keystage.simulator.cluster import Cluster
 from keystage.simulator.engine import OUTSIDE, Engine
@@ -39,6 +39,7 @@ from keystage.simulator.flow import SinglePass
 from keystage.simulator.measures import pipeline_outcome, stage_outcome
 from keystage.simulator.ring import Ring
 from keystage.simulator.ring_stage import RingStage
+from keystage.simulator.scheduled import ScheduledStage, stage_shares
 from keystage.simulator.stage import Stage
 from keystage.simulator.view import NodeEye, StageEye
 
@@ -105,16 +106,31 @@ class SimulatedPlatform:
             self._flows.append(Ring(self.world, spec, rings, arrived_s, steps, self._served))
             stages = rings
         else:
-            stages = [
-                Stage(self._engine, f"{spec.name}-stage-{k}", p, k, spec.stages[k], len(arrived_s), factors)
-                for k, factors in enumerate(self._factors(p, spec, len(arrived_s), seed))
-            ]
             before = predecessors(spec)
+            stages = self._single_pass_stages(p, spec, before, arrived_s, seed)
             self._set_distances(spec, stages, before)
             hop_s = self.world.hop_s
             self._flows.append(SinglePass(self._engine, stages, before, arrived_s, hop_s, self._served))
         self._pipelines.append([Unit(stage, seed) for stage in stages])
         self._unserved += len(arrived_s) > 0
+
+    def _single_pass_stages(
+        self, p: int, spec: PipelineSpec, before: Sequence[tuple[int, ...]], arrived_s: Floats, seed: int
+    ) -> list[Stage]:
+        """Stages that wait for nothing, and stages under a scheduler."""
+        shares = stage_shares(spec.stages, before)
+        due_s = spec.slo.deadline_s or math.inf
+        times_s = array.array("d", arrived_s.tobytes())
+        stages: list[Stage] = []
+        for k, factors in enumerate(self._factors(p, spec, len(arrived_s), seed)):
+            stage, function = spec.stages[k], f"{spec.name}-stage-{k}"
+            if stage.batching == "eager":
+                stages.append(Stage(self._engine, function, p, k, stage, len(arrived_s), factors))
+            else:
+                stages.append(
+                    ScheduledStage(self._engine, function, p, k, stage, times_s, due_s, shares[k], factors)
+                )
+        return stages
 
     def _factors(self, p: int, spec: PipelineSpec, count: int, seed: int) -> list[array.array[float] | None]:
         return [draws.factors(stage.scv, count, seed, p, k) for k, stage in enumerate(spec.stages)]
@@ -181,7 +197,13 @@ class SimulatedPlatform:
                     self._wakes.add(function)
                 views.append(eye.look(now_s, function in self._wakes, overrides.get(function)))
             pipelines.append(
-                PipelineView(pipeline=spec.name, execution=spec.execution, slo=spec.slo, stages=tuple(views))
+                PipelineView(
+                    pipeline=spec.name,
+                    execution=spec.execution,
+                    slo=spec.slo,
+                    stages=tuple(views),
+                    batching=_batching(spec),
+                )
             )
         return Snapshot(
             at_s=self._epoch_s + now_s,
@@ -283,3 +305,9 @@ class SimulatedPlatform:
 
 def _slots(spec: PipelineSpec) -> int | None:
     return spec.slots if spec.execution == "looping" else None
+
+
+def _batching(spec: PipelineSpec) -> str:
+    """The batch policy that all stages of a pipeline share, empty where they differ."""
+    policies = {stage.batching for stage in spec.stages}
+    return policies.pop() if len(policies) == 1 else ""

@@ -39,13 +39,14 @@ class Stage:
         came_s: arrival time at this stage by item.
         made_on: node that made an item's input, by item; None where nodes make no difference.
         busy_s: compute seconds of replicas that are gone.
+        dropped: items that were refused here (never by this eager stage).
         on_done: takes a finished batch on: (time, replica, items).
         on_drained: told when a draining replica has finished.
     """
 
     __slots__ = (
-        "alpha_s", "area_item_s", "arrivals", "batches", "beta_s", "busy_s", "came_s", "cores", "engine",
-        "factors", "first_arrival_s", "free", "function", "gap_sq_sum_s2", "in_flight", "index",
+        "alpha_s", "area_item_s", "arrivals", "batches", "beta_s", "busy_s", "came_s", "cores", "dropped",
+        "engine", "factors", "first_arrival_s", "free", "function", "gap_sq_sum_s2", "in_flight", "index",
         "last_area_s", "last_arrival_s", "made_on", "most", "on_done", "on_drained", "pipeline", "queue",
         "replicas", "service_sq_sum_s2", "service_sum_s", "services", "sojourn_sum_s",
         "spec", "transfer_s", "wait_sum_s",
@@ -80,7 +81,7 @@ class Stage:
         self.transfer_s = 0.0
         self.on_done: Callable[[float, Replica, list[int]], None] = _nowhere
         self.on_drained: Callable[[float, Replica], None] = _unwatched
-        self.arrivals = self.services = self.in_flight = self.batches = 0
+        self.arrivals = self.services = self.in_flight = self.batches = self.dropped = 0
         self.first_arrival_s = self.last_arrival_s = 0.0
         self.gap_sq_sum_s2 = self.service_sum_s = self.service_sq_sum_s2 = 0.0
         self.sojourn_sum_s = self.wait_sum_s = self.busy_s = 0.0

@@ -24,6 +24,7 @@ from keystage.controller.domain.snapshot import (
 from keystage.simulator.api import LoadSpec, World
 from keystage.simulator.cluster import Cluster, Node, gpu_share_bytes
 from keystage.simulator.fleet import Fleet, Unit
+from keystage.simulator.scheduled import ScheduledStage
 from keystage.simulator.stage import Stage
 from keystage.simulator.tally import Source
 
@@ -90,7 +91,7 @@ class StageEye:
             start_s=_median(tally.starts_s) if tally.starts_s else self._first_start_s,
             profile_s=stage.alpha_s + stage.beta_s,
             routers=(RouterSample(incarnation=self._incarnation, at_s=at_s, counters=_counters(stage)),),
-            workers=self._workers(stage),
+            workers=self._workers(stage, at_s),
             batch=BatchProfile(stage.alpha_s, stage.beta_s, stage.most),
             starts=self._starts,
             cpu=cpu,
@@ -99,7 +100,8 @@ class StageEye:
             parameter_bytes=spec.parameter_bytes,
         )
 
-    def _workers(self, stage: Stage) -> tuple[WorkerSample, ...]:
+    def _workers(self, stage: Stage, at_s: float) -> tuple[WorkerSample, ...]:
+        is_scheduled = isinstance(stage, ScheduledStage)
         slots = self._slots if self._slots is not None else stage.most
         return tuple(
             [
@@ -109,6 +111,8 @@ class StageEye:
                     held_slots=r.held if self._slots is not None else len(r.items or ()),
                     busy_s=r.busy_s,
                     rows=r.rows,
+                    served_s=at_s - r.ready_s if is_scheduled else None,
+                    idle_s=max(0.0, at_s - r.ready_s - r.busy_s) if is_scheduled else None,
                 )
                 for r in stage.replicas.values()
                 if r.state == "ready"
@@ -178,6 +182,9 @@ def _counters(stage: Stage) -> Counters:
         sojourn_sum_s=stage.sojourn_sum_s,
         queue=len(stage.queue),
         in_flight=stage.in_flight,
+        due=stage.due if isinstance(stage, ScheduledStage) else None,
+        late=stage.late if isinstance(stage, ScheduledStage) else None,
+        dropped=stage.dropped if isinstance(stage, ScheduledStage) else None,
     )
 
 

@@ -1,7 +1,7 @@
 """Messages of the KeysManager: to those who want replicas, to peers, and to its own fork server.
 
-One daemon a node. Who wants a replica speaks to it over a UNIX socket of type SEQPACKET: one message,
-one answer, descriptors beside it (`channel`). So do daemon, fork server and holders by socket pairs:
+One daemon a node. Who wants a replica speaks to it over a UNIX socket of type SEQPACKET: one message, one
+answer, descriptors beside it (`channel`). So do daemon, fork server and holders by socket pairs:
 
     supervisor --Fork+fds--> daemon --Spawn+fds--> fork server or holder ==fork==> replica
                                                                                    |
@@ -13,11 +13,11 @@ a GPU closes it when its device has the parameters. Nobody's life hangs on the d
 the *lifeline* of their owner, and are handed to the owner (a child subreaper) when they are forked.
 
 Peers and the controller speak HTTP over TCP with a bearer token (`peer_server`):
-
     GET /v1/status                              -> NodeStatus
     GET /v1/parameters/{identity}               bytes of the stage's file, Range honoured (404: not here)
     PUT /v1/key-stages        [StageName, ...]  ranked, replaces the last list
     POST /v1/invalidate       Invalidate
+    PUT /v1/grants            [pod_api.Grant, ...]
     GET /metrics                                Prometheus text
 """
 
@@ -26,6 +26,8 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+
+from keystage.keysmanager.pod_api import PackedForm
 
 PROTOCOL = 1
 MAX_MESSAGE_BYTES = 128 * 1024
@@ -103,9 +105,10 @@ class Fork(Message, frozen=True, kw_only=True):
 
 
 class Get(Message, frozen=True, kw_only=True):
-    """Asks for a stage's raw parameters as a sealed memfd; the asking connection is the claim."""
+    """Asks for a stage's parameters as a sealed memfd, or its `packed` form with this tag; a claim."""
 
     name: StageName
+    packed: str = ""
 
 
 class KeyStages(Message, frozen=True):
@@ -187,7 +190,7 @@ class Segment(Message, frozen=True, kw_only=True):
     """A sealed memfd is beside it.
 
     Attributes:
-        parameters: what it holds: the stage's file, byte for byte.
+        parameters: what it holds: the stage's file, byte for byte, unless it is `packed`.
         huge_bytes: size of its pages where larger than 4096, else 0.
         source: where it came from.
     """
@@ -195,20 +198,16 @@ class Segment(Message, frozen=True, kw_only=True):
     parameters: Parameters
     huge_bytes: int = 0
     source: Source = "memory"
+    packed: PackedForm | None = None
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One holder, as `keystage cache` lists it.
 
     Attributes:
-        pipeline: pipeline name.
-        stage: index.
-        identity: of the parameters.
-        state: of the holder.
         rank: place in the key-stage list from 0, None: not listed.
         nbytes: bytes of host memory (raw and packed form together).
         source: where they came from.
-        load_s: seconds it took to load.
         loaded_at_s: Unix seconds.
         used_at_s: Unix seconds of the last fork or `Get`.
         uses: forks and `Get`s.
@@ -333,10 +332,11 @@ class Hold(Message, frozen=True, kw_only=True):
 
 
 class Held(Message, frozen=True, kw_only=True):
-    """holder -> daemon: ready to fork. `packed_bytes`: its own segment, 0: it uses the raw one."""
+    """holder -> daemon: ready to fork. `packed_bytes`: its own segment (beside it if `packed`), 0: none."""
 
     pid: int
     packed_bytes: int = 0
+    packed: PackedForm | None = None
 
 
 class Spawn(Message, frozen=True, kw_only=True):

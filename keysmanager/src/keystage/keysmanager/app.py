@@ -18,7 +18,7 @@ import sys
 from aiohttp import web
 from pydantic import ValidationError
 
-from keystage.keysmanager import inventory, peer_server
+from keystage.keysmanager import door, inventory, peer_server
 from keystage.keysmanager.catalog import Catalog
 from keystage.keysmanager.config import KeysManagerConfig
 from keystage.keysmanager.daemon import Daemon
@@ -30,6 +30,7 @@ from keystage.keysmanager.disk_cache import DiskCache
 from keystage.keysmanager.history import History
 from keystage.keysmanager.ledger import LedgerSettings
 from keystage.keysmanager.loader import Loader, LoaderSettings
+from keystage.keysmanager.pod_grants import Grants, PodPort
 from keystage.keysmanager.revocations import Revocations
 from keystage.keysmanager.server import Server, SocketTaken
 from keystage.wire.descriptors import raise_descriptors
@@ -67,6 +68,8 @@ def main() -> int:
 async def _run(config: KeysManagerConfig, token: str) -> int:
     for folder in (config.keysmanager_state, config.keysmanager.parent):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if config.keysmanager_pods is not None:
+        config.keysmanager_pods.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     cache = (
         DiskCache(config.keysmanager_state / "parameters", config.keysmanager_cache_bytes)
         if config.keysmanager_cache_bytes
@@ -92,6 +95,7 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
         config.standbys_per_key_stage if gpus else 0,
         rounds.is_short,
     )
+    grants = Grants() if config.keysmanager_pods is not None else None
     requests = Requests(
         daemon,
         catalog,
@@ -102,11 +106,18 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
         revoke=loader.drop,
         find_copy=cache.find if cache is not None else lambda _: None,
         learn=key_standbys.learn,
+        grants=grants,
     )
-    server = Server(config.keysmanager.absolute(), requests)
-    server.start()
+    servers = [Server(config.keysmanager.absolute(), requests)]
+    if config.keysmanager_pods is not None and grants is not None:
+        port = PodPort(requests, grants, daemon.go)
+        servers.append(Server(config.keysmanager_pods.absolute(), port, door.PODS))
+    started: list[Server] = []
     runner: web.AppRunner | None = None
     try:
+        for server in servers:
+            server.start()
+            started.append(server)
         if config.keysmanager_listen:
             runner = await peer_server.start(
                 peer_server.make_app(requests, token), listen(config.keysmanager_listen)
@@ -120,7 +131,8 @@ async def _run(config: KeysManagerConfig, token: str) -> int:
     finally:
         if runner is not None:
             await runner.cleanup()
-        await server.stop()
+        for server in started:
+            await server.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await daemon.close()

@@ -19,14 +19,23 @@ class Asked:
         number: unique in this process.
         message: the request.
         fds: descriptors that came with it; whoever uses them takes them by `take_fds`.
+        origin: who asks: the UID of a pod, empty for the node's own user.
         is_open: no answer yet, and the asker is there.
         is_claim: a segment was given; the connection is its claim.
     """
 
-    def __init__(self, number: int, message: Request, fds: Sequence[int], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        message: Request,
+        fds: Sequence[int],
+        wake: Callable[[], None],
+        origin: str = "",
+    ) -> None:
         self.number = number
         self.message = message
         self.fds = tuple(fds)
+        self.origin = origin
         self.is_open = True
         self.is_claim = False
         self._wake = wake

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from keystage.bundle.api import Pipeline
 from keystage.bundle.errors import BundleError
+from keystage.bundle.home import MAX_SMALL_BYTES, is_http
 from keystage.bundle.store import PIPELINE_FILE, bundle_path, decode, stage_of
 from keystage.keysmanager.api import Parameters, StageName
 from keystage.keysmanager.catalog_home import HomeCopy
-from keystage.keysmanager.loader_http import MAX_SMALL_BYTES
-from keystage.keysmanager.source_home import is_http
 
 HTTP_FRESH_S = 5.0
 """A home over HTTP is asked again after this long; a file is looked at every time."""

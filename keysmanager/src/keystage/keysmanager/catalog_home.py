@@ -17,10 +17,10 @@ from pathlib import Path
 
 from keystage.bundle.api import CPU_PROFILE
 from keystage.bundle.errors import BundleError
+from keystage.bundle.home import file_url
 from keystage.bundle.store import PIPELINE_FILE, decode
 from keystage.keysmanager.loader_http import HttpLimits, get_small
 from keystage.keysmanager.loader_source import NotThere, SourceError
-from keystage.keysmanager.source_home import file_url
 
 log = logging.getLogger(__name__)
 

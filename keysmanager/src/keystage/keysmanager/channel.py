@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -144,11 +145,16 @@ class Channel:
                 f"message of {len(body)} bytes with {len(fds)} descriptors: {error.strerror}"
             ) from error
 
+    def _taken(self, flags: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+        """One `recvmsg`; a reset is told before what the other end said last, and is told once."""
+        try:
+            return self._sock.recvmsg(MAX_MESSAGE_BYTES, _CONTROL_BYTES, flags)
+        except ConnectionResetError:
+            return self._sock.recvmsg(MAX_MESSAGE_BYTES, _CONTROL_BYTES, flags)
+
     def _receive(self, flags: int) -> tuple[Told, list[int]] | None:
         try:
-            body, control, state, _ = self._sock.recvmsg(
-                MAX_MESSAGE_BYTES, _CONTROL_BYTES, flags | socket.MSG_CMSG_CLOEXEC
-            )
+            body, control, state, _ = self._taken(flags | socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             raise
         except OSError as error:

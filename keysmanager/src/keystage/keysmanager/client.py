@@ -8,8 +8,10 @@ best whether a second try makes sense (a fork may have happened).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -35,7 +37,7 @@ from keystage.keysmanager.api import (
     Standbys,
     StatusAsked,
 )
-from keystage.keysmanager.channel import Channel, ChannelError
+from keystage.keysmanager.channel import Channel, ChannelError, PeerGone
 
 T = TypeVar("T", bound=Message)
 
@@ -83,6 +85,11 @@ class Claim:
     def fileno(self) -> int:
         """The descriptor, to pass it on."""
         return self._channel.fileno()
+
+    @property
+    def channel(self) -> Channel:
+        """What it is made of, for who takes it over."""
+        return self._channel
 
     def close(self) -> None:
         """Gives the segment back."""
@@ -187,7 +194,8 @@ class KeysManagerClient:
     ) -> tuple[Message, list[int]]:
         try:
             async with asyncio.timeout(timeout_s):
-                await channel.asend(request, fds)
+                with contextlib.suppress(PeerGone):  # it may have said why: that is received
+                    await channel.asend(request, fds)
                 received = await channel.areceive()
         except TimeoutError as error:
             raise KeysManagerGone(f"KeysManager at {self.path} did not answer in {timeout_s} s") from error
@@ -205,18 +213,29 @@ class KeysManagerClient:
             await asyncio.sleep(FULL_PAUSE_S)
 
 
-def get_segment(path: str | os.PathLike[str], name: StageName) -> Got:
+def get_segment(
+    path: str | os.PathLike[str], name: StageName, timeout_s: float | None = None, packed: str = ""
+) -> Got:
     """As `KeysManagerClient.get`, for a worker that has no loop.
+
+    Args:
+        path: the daemon's socket.
+        name: the stage.
+        timeout_s: longest wait for the answer, None: as long as the load takes.
+        packed: see `api.Get`.
 
     Raises:
         KeysManagerRefused: the daemon says no.
-        KeysManagerGone: there is none.
+        KeysManagerGone: there is none, or no answer in time.
     """
     until_s = time.monotonic() + SHORT_S
     while (channel := _open(Path(path), until_s)) is None:
         time.sleep(FULL_PAUSE_S)
     try:
-        channel.send(Get(name=name))
+        with contextlib.suppress(PeerGone):  # it may have said why: that is received
+            channel.send(Get(name=name, packed=packed))
+        if timeout_s is not None and not _is_readable(channel.fileno(), timeout_s):
+            raise KeysManagerGone(f"KeysManager at {path} did not answer in {timeout_s:g} s")
         answer, fds = _answered(Path(path), channel.receive())
     except (OSError, ChannelError) as error:
         channel.close()
@@ -225,6 +244,12 @@ def get_segment(path: str | os.PathLike[str], name: StageName) -> Got:
         channel.close()
         raise
     return _got(channel, answer, fds)
+
+
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    watch = select.poll()
+    watch.register(fd, select.POLLIN)
+    return bool(watch.poll(timeout_s * 1000))
 
 
 def _open(path: Path, until_s: float) -> Channel | None:

@@ -10,6 +10,10 @@ from pathlib import Path
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from keystage.keysmanager.pod_api import TOKEN_PURPOSE
+from keystage.wire.errors import WireError
+from keystage.wire.secret import is_open_to_others, read_secret
+
 MIN_MEMORY_BYTES = 1 << 20
 
 
@@ -21,7 +25,9 @@ class KeysManagerConfig(BaseSettings):
         keysmanager: path of the UNIX socket.
         keysmanager_state: folder of history and disk cache; made if missing.
         keysmanager_listen: `host:port` or `fd://N` for controller and peers; empty: no TCP.
-        keysmanager_token_file: bearer token of the TCP face, mode 0600; needed with `listen`.
+        keysmanager_pods: path of the socket for pods; empty: pods get nothing.
+        keysmanager_token_file: bearer token of the TCP face, mode 0600; `listen` needs this or the key.
+        wire_key_file: the deployment's secret; the token is derived from it where there is no token file.
         keysmanager_peers: addresses (`http://host:port`) of other nodes, by commas; they need the token too.
         keysmanager_memory: bytes the budget takes for the limit, instead of the cgroup's or the host's.
         keysmanager_cache_bytes: bytes of the local disk for copies of what came from peers and remote homes;
@@ -39,7 +45,9 @@ class KeysManagerConfig(BaseSettings):
     keysmanager: Path = Path(".keystage/keysmanager.sock")
     keysmanager_state: Path = Path(".keystage/keysmanager")
     keysmanager_listen: str = ""
+    keysmanager_pods: Path | None = None
     keysmanager_token_file: Path | None = None
+    wire_key_file: Path | None = None
     keysmanager_peers: str = ""
     keysmanager_memory: int | None = Field(default=None, ge=MIN_MEMORY_BYTES)
     keysmanager_cache_bytes: int = Field(default=0, ge=0)
@@ -49,7 +57,13 @@ class KeysManagerConfig(BaseSettings):
     lifeline_fd: int | None = None
 
     @field_validator(
-        "home_is_remote", "keysmanager_memory", "keysmanager_token_file", "lifeline_fd", mode="before"
+        "home_is_remote",
+        "keysmanager_memory",
+        "keysmanager_pods",
+        "keysmanager_token_file",
+        "lifeline_fd",
+        "wire_key_file",
+        mode="before",
     )
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
@@ -65,10 +79,11 @@ class KeysManagerConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _tcp_has_a_token(self) -> KeysManagerConfig:
-        if (self.keysmanager_listen or self.keysmanager_peers) and self.keysmanager_token_file is None:
+        has_token = self.keysmanager_token_file is not None or self.wire_key_file is not None
+        if (self.keysmanager_listen or self.keysmanager_peers) and not has_token:
             raise ValueError(
-                "KEYSTAGE_KEYSMANAGER_LISTEN and _PEERS need KEYSTAGE_KEYSMANAGER_TOKEN_FILE: "
-                "parameters are served to nobody without a token"
+                "KEYSTAGE_KEYSMANAGER_LISTEN and _PEERS need KEYSTAGE_KEYSMANAGER_TOKEN_FILE (or "
+                "KEYSTAGE_WIRE_KEY_FILE): parameters are served to nobody without a token"
             )
         return self
 
@@ -78,12 +93,28 @@ class KeysManagerConfig(BaseSettings):
         return tuple(a.strip().rstrip("/") for a in self.keysmanager_peers.split(",") if a.strip())
 
     def token(self) -> str:
-        """The bearer token; empty where none is configured.
+        """The bearer token; empty where none is needed.
 
         Raises:
             ValueError: the file cannot be read, is empty, or others may read it.
         """
-        return read_token(self.keysmanager_token_file) if self.keysmanager_token_file else ""
+        if self.keysmanager_token_file is not None:
+            return read_token(self.keysmanager_token_file)
+        if self.wire_key_file is None or not (self.keysmanager_listen or self.keysmanager_peers):
+            return ""
+        return derived_token(self.wire_key_file)
+
+
+def derived_token(wire_key_file: Path) -> str:
+    """The token that every process of a deployment derives from its secret.
+
+    Raises:
+        ValueError: the file is no secret.
+    """
+    try:
+        return read_secret(wire_key_file).derive(TOKEN_PURPOSE).hex()
+    except WireError as error:
+        raise ValueError(str(error)) from error
 
 
 def read_token(path: Path) -> str:
@@ -94,11 +125,12 @@ def read_token(path: Path) -> str:
     """
     try:
         with path.open() as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            facts = os.fstat(file.fileno())
             token = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"token file {path} cannot be read: {error}") from error
-    if mode & 0o077:
+    if is_open_to_others(facts.st_mode, facts.st_uid, os.geteuid()):
+        mode = stat.S_IMODE(facts.st_mode)
         raise ValueError(f"token file {path} has mode {mode:04o}, 0600 is needed: others could read it")
     if not token:
         raise ValueError(f"token file {path} is empty")

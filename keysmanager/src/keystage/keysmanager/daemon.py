@@ -35,6 +35,7 @@ from keystage.keysmanager.hold_pipeline import trimmed
 from keystage.keysmanager.ledger import Ledger, LedgerSettings
 from keystage.keysmanager.metrics import Counts
 from keystage.keysmanager.revocations import Revocations
+from keystage.keysmanager.segment import reopened_readonly
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -191,8 +192,8 @@ class Daemon:
                 self.go(self.standbys.start(standby, shape))
             case events.EndStandby(standby):
                 self.standbys.end(standby)
-            case events.GiveSegment(request, identity, source):
-                self._give(request, identity, source)
+            case events.GiveSegment():
+                self._give(instruction)
             case events.Refuse(request, reason, status):
                 self._refuse(request, reason, status)
             case events.Done(request):
@@ -284,13 +285,24 @@ class Daemon:
         finally:
             os.close(segment)
 
-    def _give(self, request: int, identity: str, source: api.Source) -> None:
-        asked = self._take(request)
-        raw = self.loads.raw(identity)
-        assert raw is not None, "the ledger gives loaded segments only"
-        segment = Segment(parameters=raw.parameters, huge_bytes=raw.huge_bytes, source=source)
-        if asked is None or not asked.answer(segment, (os.dup(raw.fd),), is_claim=True):
-            self.tell(events.Released(request))
+    def _give(self, told: events.GiveSegment) -> None:
+        asked, raw = self._take(told.request), self.loads.raw(told.identity)
+        packed = self.holders.packed(told.identity) if told.is_packed else None
+        if asked is None:
+            self.tell(events.Released(told.request))
+            return
+        if packed is not None:
+            fd, form = packed
+            parameters = self.ledger.state.entries[told.identity].parameters
+            segment = Segment(parameters=_slim(parameters), source=told.source, packed=form)
+        else:
+            assert raw is not None, "the ledger gives loaded segments only"
+            fd = raw.fd
+            segment = Segment(parameters=raw.parameters, huge_bytes=raw.huge_bytes, source=told.source)
+        # A pod is a stranger: its descriptor cannot write, whatever the seals.
+        fd = reopened_readonly(fd) if asked.origin else os.dup(fd)
+        if not asked.answer(segment, (fd,), is_claim=True):
+            self.tell(events.Released(told.request))
 
     def _refuse(self, request: int, reason: str, status: int) -> None:
         order, asked = self.spawns.order(request), self._take(request)

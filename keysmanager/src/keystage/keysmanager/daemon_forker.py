@@ -82,6 +82,12 @@ class Forker:
         Raises:
             ForkerError: something else came, or nothing.
         """
+        answer, fds = await self.hear_with(kind)
+        close_all(fds)
+        return answer
+
+    async def hear_with(self, kind: type[T]) -> tuple[T, list[int]]:
+        """As `hear`, with the descriptors beside the message: the caller's."""
         try:
             received = await self._hear()
         except TimeoutError:
@@ -94,15 +100,16 @@ class Forker:
             self.close()
             raise ForkerError(f"{self._name} ended before it answered", is_unsure=True)
         answer, received_fds = received
-        close_all(received_fds)
         if isinstance(answer, Refused):
+            close_all(received_fds)
             raise ForkerError(f"{self._name}: {answer.reason}")
         if not isinstance(answer, kind):
+            close_all(received_fds)
             self.close()
             raise ForkerError(
                 f"{self._name} said {type(answer).__name__}, not {kind.__name__}", is_unsure=True
             )
-        return answer
+        return answer, received_fds
 
     async def _hear(self) -> tuple[Told, list[int]] | None:
         self._hears = True

@@ -17,6 +17,7 @@ from typing import TypeVar
 from keystage.keysmanager.api import Message
 from keystage.keysmanager.channel import Told, pair
 from keystage.keysmanager.daemon_forker import ANSWER_S, Forker, ForkerError, Life
+from keystage.wire.threads import SPIN
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -43,7 +44,8 @@ class ForkServer:
     """
 
     def __init__(self, env: Mapping[str, str], ended: Callable[[], None] = lambda: None) -> None:
-        self._env = {k: v for k, v in env.items() if not k.startswith("KEYSTAGE_")} | _ONE_THREAD
+        general = {k: v for k, v in env.items() if not k.startswith("KEYSTAGE_")}
+        self._env = SPIN | general | _ONE_THREAD
         self._ended = ended
         self._forker: Forker | None = None
         self._popen: subprocess.Popen[bytes] | None = None

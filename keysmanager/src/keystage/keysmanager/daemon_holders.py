@@ -12,12 +12,15 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from keystage.keysmanager import packed_segment
 from keystage.keysmanager.api import Held, Hold, Message, Spawned
+from keystage.keysmanager.asked import close_all
 from keystage.keysmanager.channel import Told, pair
 from keystage.keysmanager.claims import inode
 from keystage.keysmanager.daemon_forker import Forker, ForkerError, Life, end_strays
 from keystage.keysmanager.daemon_forkserver import ForkServer
 from keystage.keysmanager.events import Event, HolderGone, HolderReady
+from keystage.keysmanager.pod_api import PackedForm
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -31,6 +34,7 @@ class _Holder:
         self.forker = forker
         self.life: Life | None = None
         self.is_ending = False
+        self.packed: tuple[int, PackedForm] | None = None
 
 
 class Holders:
@@ -61,6 +65,11 @@ class Holders:
     def has(self, identity: str) -> bool:
         """Whether there is one, or one is being started."""
         return identity in self._holders
+
+    def packed(self, identity: str) -> tuple[int, PackedForm] | None:
+        """The packed form of a holder that others may map, until it is told gone; None: it has none."""
+        holder = self._holders.get(identity)
+        return holder.packed if holder is not None else None
 
     async def start(self, hold: Hold, raw_fd: int) -> None:
         """Forks a holder and waits until it has built what it prepares.
@@ -98,7 +107,12 @@ class Holders:
                     is_forked = True
                 finally:
                     theirs.close()
-                return holder, await holder.forker.hear(Held)
+                held, fds = await holder.forker.hear_with(Held)
+                if held.packed is not None and len(fds) == 1:
+                    holder.packed = (fds[0], held.packed)
+                else:
+                    close_all(fds)
+                return holder, held
             except ForkerError as error:
                 holder.forker.close()
                 if error.is_unsure:
@@ -149,6 +163,7 @@ class Holders:
         await life.ended.wait()
         holder.forker.close()
         del self._holders[identity]
+        packed_segment.closed(holder.packed)
         if not holder.is_ending:
             log.warning("holder of %s (process %d) ended unasked", identity[:12], life.pid)
         self._tell(HolderGone(identity, "ended" if holder.is_ending else f"holder {life.pid} died"))

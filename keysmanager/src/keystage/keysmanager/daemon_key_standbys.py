@@ -23,12 +23,11 @@ from keystage.keysmanager.daemon_needs import BUNDLE, STAGES
 from keystage.keysmanager.daemon_standbys import Standbys
 from keystage.keysmanager.ledger import Ledger
 from keystage.keysmanager.standby_plan import CONTEXT_BYTES, Class, decided, gpu_of
-from keystage.worker.config import WorkerConfig
+from keystage.worker.config import KV_BYTES_A_STAGE
 
 log = logging.getLogger("keystage.keysmanager")
 
 LOOK_S = 1.0
-_KV_BYTES = int(WorkerConfig.model_fields["kv_bytes"].default)
 """What a worker takes where its environment names nothing."""
 _LEARNED_LIMIT = 256
 _OWN = ("KEYSTAGE_REPLICA", "KEYSTAGE_EVENTS")
@@ -150,7 +149,7 @@ class KeyStandbys:
             if self._standbys.wish(shape) is not None and self._is_taken_over(shape):
                 continue
             kv_bytes = env.get("KEYSTAGE_KV_BYTES", "")
-            kept_bytes = int(kv_bytes) if kv_bytes.isdecimal() else _KV_BYTES
+            kept_bytes = (int(kv_bytes) if kv_bytes.isdecimal() else 0) or KV_BYTES_A_STAGE
             need_bytes = parameters.nbytes + CONTEXT_BYTES + kept_bytes
             gpu = gpu_of(env["KEYSTAGE_DEVICE"], env.get("CUDA_VISIBLE_DEVICES", ""), gpus)
             yield _Wanted(Class(shape, counts[shape], gpu, need_bytes), env)

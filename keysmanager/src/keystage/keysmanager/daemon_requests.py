@@ -33,7 +33,9 @@ from keystage.keysmanager.asked import Asked
 from keystage.keysmanager.daemon import Daemon
 from keystage.keysmanager.daemon_needs import BUNDLE, STAGES, home_of, is_remote
 from keystage.keysmanager.daemon_spawns import DESCRIPTORS, Order
-from keystage.keysmanager.peer_server import Offered
+from keystage.keysmanager.peer_server import Offered, PeerRefused
+from keystage.keysmanager.pod_api import Grant
+from keystage.keysmanager.pod_grants import Grants
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -61,6 +63,7 @@ class Requests:
         revoke: deletes a copy on disk of revoked parameters.
         find_copy: such a copy, of what came from elsewhere; may block.
         learn: is told of every replica that is wanted, with its environment here.
+        grants: what pods may have; None: this node serves none.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Requests:
         revoke: Callable[[str], None],
         find_copy: Callable[[str], Path | None],
         learn: Callable[[Fork, Mapping[str, str], Sequence[Parameters]], None],
+        grants: Grants | None = None,
     ) -> None:
         self._daemon = daemon
         self._folders = folders
@@ -85,6 +89,7 @@ class Requests:
         self._revoke = revoke
         self._find_copy = find_copy
         self._learn = learn
+        self._grants = grants
         self._key_stages: tuple[StageName, ...] | None = None
         self._homes: dict[str, str] = {}
         daemon.again = self.asked
@@ -105,8 +110,8 @@ class Requests:
                 self._daemon.tell(events.EvictAsked(asked.number, identity))
             case Fork():
                 self._daemon.go(self._fork(asked, message))
-            case Get(name=name):
-                self._daemon.go(self._get(asked, name))
+            case Get():
+                self._daemon.go(self._get(asked, message))
             case KeyStages(stages):
                 self._daemon.go(self._list(asked, stages))
             case Standbys():
@@ -152,6 +157,12 @@ class Requests:
     async def invalidate(self, identity: str) -> None:
         """Ends what holds these parameters."""
         self._invalidate(identity)
+
+    def set_grants(self, grants: tuple[Grant, ...]) -> None:
+        """Replaces what pods may have."""
+        if self._grants is None:
+            raise PeerRefused("no pods are served here: KEYSTAGE_KEYSMANAGER_PODS is not set", 409)
+        self._grants.replace(grants)
 
     def metrics(self) -> bytes:
         """Prometheus text."""
@@ -220,13 +231,17 @@ class Requests:
             self._homes[local[BUNDLE]] = bundle
         return local
 
-    async def _get(self, asked: Asked, name: StageName) -> None:
+    async def _get(self, asked: Asked, get: Get) -> None:
+        name = get.name
         home = home_of(name.bundle)
         resolved = await self._resolve(asked, (StageName(self._homes.get(home, home), name.stage),))
         if resolved is not None:
             self._daemon.asked[asked.number] = asked
             self._see_memory()
-            self._daemon.tell(events.GetAsked(asked.number, resolved[0][0]))
+            parameters = resolved[0][0]
+            packed = self._daemon.holders.packed(parameters.identity)
+            takes_packed = packed is not None and packed[1].tag == get.packed
+            self._daemon.tell(events.GetAsked(asked.number, parameters, takes_packed))
 
     async def _list(self, asked: Asked, stages: Sequence[StageName]) -> None:
         await self.set_list(stages)

@@ -32,8 +32,8 @@ from keystage.keysmanager.device_config import DeviceConfig
 from keystage.keysmanager.pinning import Ring
 from keystage.keysmanager.registration import Registration
 from keystage.keysmanager.segment_copy import Copied, Copy
-from keystage.models.base import LoadedStage, Row, torch_dtype
-from keystage.models.loading import build_stage, sample_input
+from keystage.models.base import AnyStage, torch_dtype
+from keystage.models.loading import build_stage, rehearse
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -52,7 +52,7 @@ def load_stage_from_segment(
     dtype: str | torch.dtype,
     *,
     unmapped: Callable[[], None] | None = None,
-) -> LoadedStage:
+) -> AnyStage:
     """Makes a stage from a segment that holds its file.
 
     Args:
@@ -90,7 +90,7 @@ def load_stage_from_segment(
     return stage
 
 
-def _rehearse(stage: LoadedStage, delivery: Delivery) -> None:
+def _rehearse(stage: AnyStage, delivery: Delivery) -> None:
     """Computes with whatever lies in the arena while it is being filled, and throws it away.
 
     A context loads a kernel when it is first used, 0.15 s for those of a layer: that time passes here
@@ -99,11 +99,7 @@ def _rehearse(stage: LoadedStage, delivery: Delivery) -> None:
     for tokens in _REHEARSED_TOKENS:
         if tokens > 1 and delivery.is_done:
             break
-        stage.open(_REHEARSAL_SLOT, tokens)
-        try:
-            stage.forward(sample_input(stage, tokens), [Row(_REHEARSAL_SLOT, 0, tokens)], [0])
-        finally:
-            stage.close(_REHEARSAL_SLOT)
+        rehearse(stage, _REHEARSAL_SLOT, tokens)
 
 
 def in_place(device: torch.device) -> Callable[[torch.Tensor], None] | None:

@@ -37,10 +37,11 @@ class ForkAsked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GetAsked:
-    """A raw segment is wanted."""
+    """A raw segment is wanted; `takes_packed`: the holder's packed form serves as well."""
 
     request: int
     parameters: Parameters
+    takes_packed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -299,6 +300,7 @@ class GiveSegment:
     request: int
     identity: str
     source: Source
+    is_packed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ import torch
 from keystage.bundle import store
 from keystage.bundle.api import Pipeline
 from keystage.bundle.errors import BundleError
-from keystage.keysmanager import segment
+from keystage.keysmanager import packed_segment, segment
 from keystage.keysmanager.api import Hold, Parameters
-from keystage.models.base import LoadedStage
+from keystage.keysmanager.pod_api import PackedForm
+from keystage.models.base import AnyStage
 from keystage.models.loading import build_stage, warm_up
 from keystage.models.raw import tensors_in
 from keystage.models.shared import SharedMemory, trim_heap
@@ -32,13 +33,15 @@ class Stock:
         built: the stage on the CPU, its parameters in shared memory; None where nothing was prepared.
         memory: where `built` has them; None where it uses `raw` in place.
         pipeline: whose description `built` follows: equal parameters may be used in another way.
+        published: the packed form for processes that are no children: a descriptor, and what goes with it.
     """
 
     parameters: Parameters
     raw: memoryview | None
-    built: LoadedStage | None = None
+    built: AnyStage | None = None
     memory: SharedMemory | None = None
     pipeline: Pipeline | None = None
+    published: tuple[int, PackedForm] | None = None
 
     def is_built_for(self, pipeline: Pipeline, index: int) -> bool:
         """Whether `built` computes what this stage of this pipeline does, given equal parameters."""
@@ -111,6 +114,11 @@ def _built(hold: Hold, pipeline: Pipeline, raw: memoryview) -> Stock:
     memory = SharedMemory(f"keystage-packed-{pipeline.name}-{index}")
     tensors = raw_tensors(hold.parameters, raw)
     model = build_stage(pipeline, index, tensors, "cpu", hold.dtype, share=memory.move)
+    published = None
+    if memory.nbytes:
+        published = packed_segment.publish(
+            memory, raw, hold.parameters.file, pipeline, index, hold.dtype or pipeline.dtype
+        )
     memory.seal()
     warm_up(model)
     del tensors
@@ -118,4 +126,4 @@ def _built(hold: Hold, pipeline: Pipeline, raw: memoryview) -> Stock:
     trim_heap()
     if memory.nbytes == 0:
         return Stock(hold.parameters, raw, model, pipeline=pipeline)
-    return Stock(hold.parameters, None, model, memory, pipeline)
+    return Stock(hold.parameters, None, model, memory, pipeline, published)

@@ -23,7 +23,7 @@ from keystage.keysmanager.api import Phase, Progress, StageName
 from keystage.keysmanager.channel import Channel
 from keystage.keysmanager.client import Claim, KeysManagerError, get_segment
 from keystage.keysmanager.hold_stock import Stock, raw_tensors
-from keystage.models.base import LoadedStage, torch_dtype
+from keystage.models.base import AnyStage, torch_dtype
 from keystage.models.loading import build_stage
 
 log = logging.getLogger("keystage.keysmanager")
@@ -65,7 +65,7 @@ class StockSupply:
         self._is_released = False
         self._kept: list[Claim] = []
 
-    def stage(self, pipeline: Pipeline, index: int, device: str, dtype: str) -> LoadedStage | None:
+    def stage(self, pipeline: Pipeline, index: int, device: str, dtype: str) -> AnyStage | None:
         """See `Supply.stage`."""
         if not 0 <= index < len(pipeline.stages):
             return None
@@ -113,7 +113,7 @@ class StockSupply:
         device: str,
         dtype: str,
         unmapped: Callable[[], None],
-    ) -> LoadedStage | None:
+    ) -> AnyStage | None:
         """The stage; calls `unmapped` once it uses nothing of the stock."""
         kind = torch_dtype(dtype)
         raw, built, memory = stock.raw, stock.built, stock.memory
@@ -140,7 +140,7 @@ class StockSupply:
             model = self._from_raw(stock, raw, pipeline, index, dtype)
         elif raw is not None and importlib.util.find_spec(_DEVICE_COPY) is not None:
             load = importlib.import_module(_DEVICE_COPY).load_stage_from_segment
-            found: LoadedStage = load(pipeline, index, raw, device, kind, unmapped=unmapped)
+            found: AnyStage = load(pipeline, index, raw, device, kind, unmapped=unmapped)
             return found
         elif raw is not None:
             model = build_stage(pipeline, index, raw_tensors(stock.parameters, raw), device, kind)
@@ -152,7 +152,7 @@ class StockSupply:
 
     def _from_raw(
         self, stock: Stock, raw: memoryview, pipeline: Pipeline, index: int, dtype: str
-    ) -> LoadedStage:
+    ) -> AnyStage:
         tensors = raw_tensors(stock.parameters, raw)
         if self._is_private:
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 
 from keystage.bundle.errors import BundleError, SplitError
-from keystage.keysmanager import child, fork_child
+from keystage.keysmanager import child, fork_child, packed_segment
 from keystage.keysmanager.api import Held, Hold, Refused, Spawn
 from keystage.keysmanager.channel import Channel, ChannelError, Told
 from keystage.keysmanager.fork_check import ForkError, check_forkable
@@ -51,7 +51,11 @@ def hold(message: Hold, sock_fd: int, segment_fd: int) -> int:
     os.close(segment_fd)  # the mapping keeps the memory
     gc.collect()
     gc.freeze()
-    channel.send(Held(pid=os.getpid(), packed_bytes=stock.packed_bytes))
+    published, stock.published = stock.published, None
+    form = None if published is None else published[1]
+    fds = () if published is None else published[:1]
+    channel.send(Held(pid=os.getpid(), packed_bytes=stock.packed_bytes, packed=form), fds)
+    packed_segment.closed(published)
     return serve_spawns(channel, functools.partial(child.run, stock=stock))
 
 

@@ -57,7 +57,9 @@ def ask_get(state: State, event: events.GetAsked, now_s: float) -> list[Instruct
     identity = event.parameters.identity
     if identity in state.revoked:
         return [events.Refuse(event.request, revoked_text(identity), 409)]
-    state.asked[event.request] = Asked(event.request, "get", event.parameters, identity, now_s)
+    state.asked[event.request] = Asked(
+        event.request, "get", event.parameters, identity, now_s, takes_packed=event.takes_packed
+    )
     return []
 
 
@@ -140,11 +142,16 @@ def _fork(state: State, asked: Asked, entry: Entry | None, now_s: float) -> Inst
 
 
 def _get(state: State, asked: Asked, entry: Entry | None, now_s: float) -> Instruction | None:
-    if entry is None or entry.raw is None:
+    if entry is None:
         return None
-    _start(asked, entry, entry.raw, now_s)
+    is_packed = asked.takes_packed and entry.packed is not None and entry.holder == "ready"
+    held = entry.packed if is_packed else entry.raw
+    if held is None:
+        return None
+    _start(asked, entry, held, now_s)
     asked.state = "open"
-    return events.GiveSegment(asked.number, asked.identity, entry.source if asked.has_waited else "memory")
+    source = entry.source if asked.has_waited else "memory"
+    return events.GiveSegment(asked.number, asked.identity, source, is_packed)
 
 
 def _start(asked: Asked, entry: Entry, held: Held, now_s: float) -> None:

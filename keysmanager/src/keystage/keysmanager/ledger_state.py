@@ -133,6 +133,7 @@ class Asked:
         parameters: the stage asked for; None: no stage or several, or an eviction.
         identity: of that stage.
         prepare, shape, is_private: as in `events.ForkAsked`.
+        takes_packed: as in `events.GetAsked`.
         asked_at_s: when.
         has_waited: it was not served at once, so the load is part of its start.
         state: `waiting` for a holder; `starting`: a spawn or fill is out; `open`: its claim is.
@@ -151,6 +152,7 @@ class Asked:
     prepare: Prepare = "none"
     shape: str = ""
     is_private: bool = False
+    takes_packed: bool = False
     has_waited: bool = False
     state: Literal["waiting", "starting", "open"] = "waiting"
     held: Held | None = None

@@ -8,21 +8,15 @@ status, range, length. No redirect is followed: a token must not travel to an ad
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import socket
-import ssl
-import threading
 import time
-from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import msgspec
 
+from keystage.bundle.home import MAX_SMALL_BYTES
+from keystage.bundle.home_http import HomeError, bounded, connection_to, shut, target, words
 from keystage.keysmanager.loader_source import Busy, NotThere, SourceError
-
-MAX_SMALL_BYTES = 64 * 1024 * 1024
-"""Bound of a `pipeline.json` or tokenizer; the largest known tokenizers take 20 MB."""
 
 RETRY_AFTER_LIMIT_S = 5.0
 """Longest pause that a busy server is granted between two questions."""
@@ -54,60 +48,14 @@ def connect(url: str, limits: HttpLimits) -> http.client.HTTPConnection:
     Raises:
         SourceError: bad address, unreachable, certificate refused.
     """
-    connection = _connection(url, limits)
     try:
+        connection = connection_to(url, limits.connect_s)
         connection.connect()
+    except HomeError as error:
+        raise SourceError(str(error)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise SourceError(f"no connection within {limits.connect_s:g} s: {_words(error)}") from error
+        raise SourceError(f"no connection within {limits.connect_s:g} s: {words(error)}") from error
     return connection
-
-
-def _connection(url: str, limits: HttpLimits) -> http.client.HTTPConnection:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise SourceError(f"address {url!r}: {error}") from error
-    if not host or parts.username is not None:
-        raise SourceError(
-            f"address of {host or 'no host'}: http(s)://host:port without credentials is needed"
-        )
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(
-            host, port, timeout=limits.connect_s, context=ssl.create_default_context()
-        )
-    if parts.scheme != "http":
-        raise SourceError(f"address {url!r}: http:// or https:// is needed")
-    return http.client.HTTPConnection(host, port, timeout=limits.connect_s)
-
-
-def target(url: str) -> str:
-    """The path and query of an address, as they stand in a request line."""
-    parts = urlsplit(url)
-    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    return str(error) or type(error).__name__
-
-
-def _shut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def _bounded(sock: socket.socket, limit_s: float) -> Iterator[None]:
-    """Shuts a connection after a while, as time-outs of single receives do not end a trickle of lines."""
-    timer = threading.Timer(limit_s, _shut, (sock,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class RangeReader:
@@ -147,13 +95,13 @@ class RangeReader:
                 self._connection = connect(self._url, self._limits)
                 self._sock = self._connection.sock
             self._sock.settimeout(self._limits.silent_s)
-            with _bounded(self._sock, self._limits.span_s):
+            with bounded(self._sock, self._limits.span_s):
                 self._connection.request(
                     "GET", self._target, headers={**self._headers, "Range": f"bytes={offset}-{last}"}
                 )
                 response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise SourceError(f"no answer within {self._limits.silent_s:g} s: {_words(error)}") from error
+            raise SourceError(f"no answer within {self._limits.silent_s:g} s: {words(error)}") from error
         self._response = response
         if response.status == _UNAVAILABLE:
             self._connection.close()  # the next question gets a new one; the head stays readable
@@ -187,7 +135,7 @@ class RangeReader:
                 ) from error
             except (OSError, http.client.HTTPException) as error:
                 raise SourceError(
-                    f"connection broke with {self._left} bytes missing: {_words(error)}"
+                    f"connection broke with {self._left} bytes missing: {words(error)}"
                 ) from error
             if got == 0:
                 raise SourceError(f"truncated: {self._left} bytes of a range missing")
@@ -198,7 +146,7 @@ class RangeReader:
 
     def abort(self) -> None:
         """Shuts the connection, so that a blocked receive ends."""
-        _shut(self._sock)
+        shut(self._sock)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -232,7 +180,7 @@ def check_status(response: http.client.HTTPResponse, expected: int) -> None:
     try:
         reason = " ".join(response.read(200).decode("utf-8", "replace").split())
     except (OSError, http.client.HTTPException) as error:
-        reason = _words(error)
+        reason = words(error)
     raise SourceError(f"status {response.status}, {expected} expected: {reason or response.reason}")
 
 
@@ -263,7 +211,7 @@ def get_small(url: str, etag: str = "", limits: HttpLimits = HOME_LIMITS) -> Sma
     connection = connect(url, limits)
     try:
         connection.sock.settimeout(limits.silent_s)
-        with _bounded(connection.sock, limits.span_s):
+        with bounded(connection.sock, limits.span_s):
             connection.request("GET", target(url), headers={"If-None-Match": etag} if etag else {})
             response = connection.getresponse()
             if etag and response.status == _NOT_MODIFIED:
@@ -280,6 +228,6 @@ def get_small(url: str, etag: str = "", limits: HttpLimits = HOME_LIMITS) -> Sma
             )
         return SmallFile(bytes(body), response.headers.get("ETag", ""))
     except (OSError, http.client.HTTPException) as error:
-        raise SourceError(f"no answer: {_words(error)}") from error
+        raise SourceError(f"no answer: {words(error)}") from error
     finally:
         connection.close()

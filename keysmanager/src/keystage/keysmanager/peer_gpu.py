@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from keystage.keysmanager.cuda_driver import CudaError, Driver
+from keystage.wire.cuda_driver import CudaError, Driver
 
 if TYPE_CHECKING:
     import torch

@@ -21,6 +21,7 @@ from aiohttp.typedefs import Middleware
 
 from keystage.keysmanager.api import Invalidate, NodeStatus, StageName
 from keystage.keysmanager.peer_transfer import Transfers
+from keystage.keysmanager.pod_api import GRANTS_PATH, Grant
 
 MAX_BODY_BYTES = 1024 * 1024
 """A key-stage list of a thousand stages takes 200 kB."""
@@ -72,6 +73,9 @@ class PeerBackend(Protocol):
     async def invalidate(self, identity: str) -> None:
         """Ends what holds these parameters; raises `PeerRefused`."""
 
+    def set_grants(self, grants: tuple[Grant, ...]) -> None:
+        """Replaces the list of pods and what they may have; raises `PeerRefused`."""
+
     def metrics(self) -> bytes:
         """Prometheus text."""
 
@@ -106,6 +110,7 @@ def make_app(backend: PeerBackend, token: str) -> web.Application:
             web.get("/v1/parameters/{identity}", routes.parameters, allow_head=False),
             web.put("/v1/key-stages", routes.key_stages),
             web.post("/v1/invalidate", routes.invalidate),
+            web.put(GRANTS_PATH, routes.grants),
             web.get("/metrics", routes.metrics),
         ]
     )
@@ -173,6 +178,10 @@ class _Routes:
     async def key_stages(self, request: web.Request) -> web.Response:
         stages = await _decoded(request, tuple[StageName, ...])
         await self._backend.set_key_stages(stages)
+        return web.Response(status=204)
+
+    async def grants(self, request: web.Request) -> web.Response:
+        self._backend.set_grants(await _decoded(request, tuple[Grant, ...]))
         return web.Response(status=204)
 
     async def invalidate(self, request: web.Request) -> web.Response:

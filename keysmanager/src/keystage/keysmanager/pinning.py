@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import resource
 
-from keystage.keysmanager.cuda_driver import CudaError, Driver
+from keystage.wire.cuda_driver import CudaError, Driver
 
 RING_CHUNK_BYTES = 4 * 1024 * 1024
 RING_DEPTH = 3

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 
-from keystage.keysmanager.cuda_driver import Driver
 from keystage.keysmanager.registration import Registration
+from keystage.wire.cuda_driver import Driver
 
 STREAMS = 2
 """One transfer is set up while another runs."""

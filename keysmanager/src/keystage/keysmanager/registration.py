@@ -17,7 +17,7 @@ from keystage.bundle.errors import BundleError
 from keystage.keysmanager import pinning, segment
 from keystage.keysmanager.api import Parameters
 from keystage.keysmanager.arena import Layout, check_equal, layout_of
-from keystage.keysmanager.cuda_driver import CudaError, Driver
+from keystage.wire.cuda_driver import CudaError, Driver
 
 STEP_BYTES = 128 * 1024 * 1024
 """Pinned at once: 3 ms on huge pages, 14 ms on small ones, which is what a start may have to wait. A

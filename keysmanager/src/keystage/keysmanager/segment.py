@@ -238,6 +238,11 @@ def check_sealed(fd: int) -> int:
     return size
 
 
+def reopened_readonly(fd: int) -> int:
+    """A descriptor of the same segment through which nothing can be written or sealed."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
 def map_readonly(fd: int, nbytes: int) -> memoryview:
     """Maps the first bytes of a segment, shared and read-only.
 

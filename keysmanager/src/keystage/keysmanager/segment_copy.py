@@ -22,12 +22,12 @@ import torch
 
 from keystage.keysmanager import pinning
 from keystage.keysmanager.arena import Arena
-from keystage.keysmanager.cuda_driver import CudaError, Driver
 from keystage.keysmanager.mapped_pages import drop_pages, has_huge_pages
 from keystage.keysmanager.pinning import RING_CHUNK_BYTES, RING_DEPTH, Ring
 from keystage.keysmanager.registered_copy import RegisteredCopy
 from keystage.keysmanager.registration import Registration
 from keystage.keysmanager.segment import as_tensor
+from keystage.wire.cuda_driver import CudaError, Driver
 
 log = logging.getLogger("keystage.keysmanager")
 

@@ -1,8 +1,9 @@
 """The daemon's door: a UNIX socket of type SEQPACKET, its connections, and their answers in order.
 
-Between `client` and `daemon`. A connection may send several requests without waiting; answers come
-in the order of the requests. What is malformed or too large is refused, never fatal. An open
-connection that was given a segment is the claim on it. This module must not know what requests mean.
+Between `client` and `daemon`; a `door` says who may connect. A connection may send several requests
+without waiting; answers come in the order of the requests. What is malformed or too large is refused,
+never fatal. An open connection that was given a segment is the claim on it. This module must not know
+what requests mean. (Over 300 lines: accepting, reading, answering and closing are one life.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import itertools
 import logging
 import os
 import socket
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,25 +29,26 @@ from keystage.keysmanager.api import (
     Get,
     Invalidate,
     KeyStages,
-    Message,
     Progress,
     Refused,
     Standbys,
     StatusAsked,
 )
 from keystage.keysmanager.asked import Asked, close_all
-from keystage.keysmanager.channel import Channel, ChannelError, PeerGone, peer
+from keystage.keysmanager.channel import Channel, ChannelError, PeerGone, Told
+from keystage.keysmanager.door import OWN, Door, NotAdmitted
 
 log = logging.getLogger("keystage.keysmanager")
 
-MAX_CONNECTIONS = 1024
-MAX_WAITING = 256
-"""Requests of one connection that are not answered yet; more are refused at once."""
 MAX_PATH_BYTES = 107
 MALFORMED_PAUSE_S = 0.01
 """After a message that is none, so that a flood of them does not take the loop."""
+COMPLAINT_PAUSE_S = 0.2
+"""Between two lines of the log about peers that were refused: they may come by the thousand."""
 ACCEPT_PAUSE_S = 0.1
 """After a refused accept (no descriptors left): the next try may find one closed."""
+_numbers = itertools.count(1)
+"""One row for all doors: a request's number is unique in the process."""
 _REQUESTS = (Fork, Get, KeyStages, Invalidate, Evict, Standbys, StatusAsked)
 
 
@@ -69,14 +72,10 @@ class Port(Protocol):
         """Who was given a segment says how far it is."""
 
 
-def is_allowed(uid: int, own_uid: int) -> bool:
-    """Whether a process of user `uid` may ask: our own user, or root."""
-    return uid in (own_uid, 0)
-
-
 @dataclasses.dataclass(slots=True)
 class _Connection:
     channel: Channel
+    origin: str
     order: deque[Asked] = dataclasses.field(default_factory=deque)
     claims: list[Asked] = dataclasses.field(default_factory=list)
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -90,16 +89,18 @@ class Server:
     Args:
         path: where; a socket left by a dead daemon is replaced.
         port: what is done with requests.
+        door: who may connect.
     """
 
-    def __init__(self, path: Path, port: Port) -> None:
+    def __init__(self, path: Path, port: Port, door: Door = OWN) -> None:
         self._path = path
         self._port = port
-        self._numbers = itertools.count(1)
+        self._door = door
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connections = 0
+        self._connections: Counter[str] = Counter()
         self._listener: socket.socket | None = None
         self._lock_fd = -1
+        self._next_complaint_s = 0.0
 
     def start(self) -> None:
         """Binds, and accepts from now on.
@@ -109,7 +110,7 @@ class Server:
         """
         self._lock_fd = _lock(self._path)
         try:
-            self._listener = _bind(self._path)
+            self._listener = _bind(self._path, self._door.mode)
         except OSError as error:
             os.close(self._lock_fd)
             raise SocketTaken(f"{self._path} cannot be listened on: {error}") from error
@@ -136,27 +137,41 @@ class Server:
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             sock.setblocking(False)
-            reason, status = self._refusal(sock)
-            if reason:
-                log.warning("%s", reason)
-                channel = Channel(sock)
+            channel = Channel(sock)
+            try:
+                origin = self._admit(sock)
+            except NotAdmitted as error:
+                self._complain(str(error))
                 with contextlib.suppress(ChannelError):
-                    channel.send(Refused(reason, status))
+                    channel.send(Refused(str(error), error.status))
                 channel.close()
-                continue
-            self._connections += 1
-            self._go(self._serve(Channel(sock)))
+            else:
+                self._connections[origin] += 1
+                self._go(self._serve(_Connection(channel, origin)))
+            await asyncio.sleep(0)  # an accept that need not wait would leave the loop to one flood
 
-    def _refusal(self, sock: socket.socket) -> tuple[str, int]:
-        pid, uid = peer(sock)
-        if not is_allowed(uid, os.geteuid()):
-            return f"process {pid} of user {uid} may not ask the KeysManager of user {os.geteuid()}", 403
-        if self._connections >= MAX_CONNECTIONS:
-            return f"{self._connections} connections are open, {MAX_CONNECTIONS} are allowed", 503
-        return "", 0
+    def _complain(self, reason: str) -> None:
+        """Logs a refusal, not every one of a flood."""
+        now_s = time.monotonic()
+        if now_s >= self._next_complaint_s:
+            self._next_complaint_s = now_s + COMPLAINT_PAUSE_S
+            log.warning("%s", reason)
 
-    async def _serve(self, channel: Channel) -> None:
-        connection = _Connection(channel)
+    def _admit(self, sock: socket.socket) -> str:
+        """Origin of a peer that may come in."""
+        door, count = self._door, self._connections.total()
+        origin = door.admit(sock)
+        if count >= door.connections:
+            raise NotAdmitted(f"{count} connections are open, {door.connections} are allowed", 503)
+        own = self._connections[origin]
+        if own >= door.connections_of_one:
+            who = f"pod {origin}" if origin else "the node's own user"
+            raise NotAdmitted(
+                f"{own} connections of {who} are open, {door.connections_of_one} are allowed", 503
+            )
+        return origin
+
+    async def _serve(self, connection: _Connection) -> None:
         writer = self._go(self._write(connection))
         try:
             await self._read(connection)
@@ -164,19 +179,19 @@ class Server:
             writer.cancel()
             # It must have let go of the descriptor before its number can be another connection's.
             await asyncio.gather(writer, return_exceptions=True)
-            self._connections -= 1
+            self._connections -= Counter((connection.origin,))  # and forgets who has none
             self._close(connection)
 
     async def _read(self, connection: _Connection) -> None:
         while not connection.is_dead:
-            if len(connection.order) >= 2 * MAX_WAITING:
+            if len(connection.order) >= 2 * self._door.waiting:
                 # It does not read its answers: nothing more is taken from it until it does.
                 connection.sent.clear()
                 await connection.sent.wait()
                 continue
             try:
-                received = await connection.channel.areceive()
-            except PeerGone:
+                received = await self._receive(connection)
+            except (PeerGone, TimeoutError):
                 return
             except ChannelError as error:
                 self._refuse(connection, str(error), 400)
@@ -187,7 +202,17 @@ class Server:
             self._take(connection, *received)
             await asyncio.sleep(0)  # a receive that need not wait would leave the loop to one flood
 
-    def _take(self, connection: _Connection, message: Message, fds: Sequence[int]) -> None:
+    async def _receive(self, connection: _Connection) -> tuple[Told, list[int]] | None:
+        """The next message; TimeoutError once a peer that holds and awaits nothing was silent too long."""
+        while True:
+            try:
+                async with asyncio.timeout(self._door.silent_s):
+                    return await connection.channel.areceive()
+            except TimeoutError:
+                if not connection.claims and not connection.order:
+                    raise
+
+    def _take(self, connection: _Connection, message: Told, fds: Sequence[int]) -> None:
         if isinstance(message, Progress):
             close_all(fds)
             if connection.claims:
@@ -195,16 +220,19 @@ class Server:
         elif not isinstance(message, _REQUESTS):
             close_all(fds)
             self._refuse(connection, f"{type(message).__name__} is no request", 400)
-        elif len(connection.order) >= MAX_WAITING:
+        elif len(connection.order) >= self._door.waiting:
             close_all(fds)
-            self._refuse(connection, f"{MAX_WAITING} requests of this connection wait already", 429)
+            self._refuse(connection, f"{self._door.waiting} requests of this connection wait already", 429)
+        elif len(connection.claims) >= self._door.claims:
+            close_all(fds)
+            self._refuse(connection, f"{self._door.claims} segments are this connection's already", 429)
         else:
-            asked = Asked(next(self._numbers), message, fds, connection.changed.set)
+            asked = Asked(next(_numbers), message, fds, connection.changed.set, connection.origin)
             connection.order.append(asked)
             self._port.asked(asked)
 
     def _refuse(self, connection: _Connection, reason: str, status: int) -> None:
-        asked = Asked(next(self._numbers), StatusAsked(), (), connection.changed.set)
+        asked = Asked(next(_numbers), StatusAsked(), (), connection.changed.set)
         connection.order.append(asked)
         asked.answer(Refused(reason, status))
 
@@ -277,13 +305,13 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _bind(path: Path) -> socket.socket:
+def _bind(path: Path, mode: int) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # Nobody can connect before the mode is set: `listen` comes after it.
         listener.bind(str(path))
-        path.chmod(0o600)
+        path.chmod(mode)
         listener.listen(128)
         listener.setblocking(False)
     except OSError:

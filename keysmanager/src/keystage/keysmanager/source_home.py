@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from keystage.bundle.errors import BundleError
+from keystage.bundle.home import file_url, is_http
 from keystage.bundle.store import bundle_path
 from keystage.keysmanager.api import Parameters, Source
 from keystage.keysmanager.disk_cache import DiskCache
@@ -44,16 +44,6 @@ class HttpHomeSource:
 
     def damaged(self) -> None:
         """The home's copy is its owner's to mend."""
-
-
-def is_http(bundle: str) -> bool:
-    """Whether a bundle's home is read over HTTP."""
-    return bundle.startswith(("http://", "https://"))
-
-
-def file_url(bundle: str, file: str) -> str:
-    """Address of a file in an HTTP home."""
-    return f"{bundle.removesuffix('/pipeline.json').rstrip('/')}/{quote(file)}"
 
 
 def plan(

@@ -32,18 +32,19 @@ from keystage.keysmanager import child, fork_child, pinning, segment
 from keystage.keysmanager.api import Fill, Ok, Progress, Refused, Register, Registered, Spawned, Unregister
 from keystage.keysmanager.arena import Arena, layout_for
 from keystage.keysmanager.channel import Channel, ChannelError, Told
-from keystage.keysmanager.cuda_driver import CudaError, Driver
 from keystage.keysmanager.device_copy import in_place, warm_libraries
 from keystage.keysmanager.hold_supply import StockSupply
 from keystage.keysmanager.pinning import Ring
 from keystage.keysmanager.registration import RegistrationError, Registrations
 from keystage.keysmanager.shape import shape_of
 from keystage.keysmanager.standby_supply import FilledSupply
-from keystage.models.base import LoadedStage, torch_dtype
+from keystage.models import cuda_support
+from keystage.models.base import AnyStage, torch_dtype
+from keystage.models.blocks import BLOCK_TOKENS
+from keystage.models.decoder import DecoderStage
 from keystage.models.families import family_named
-from keystage.models.llama import LlamaStage
-from keystage.models.llama_decode import PooledStage
 from keystage.models.loading import build_stage, role_of, warm_up
+from keystage.wire.cuda_driver import CudaError, Driver
 from keystage.wire.endpoints import Lifeline, watch_lifeline
 from keystage.worker.config import WorkerConfig, parse_stages
 from keystage.worker.executor import StageError
@@ -53,10 +54,6 @@ log = logging.getLogger("keystage.keysmanager")
 
 DESCRIPTORS = ("segment", "lifeline", "output", "HTTP socket", "claim")
 """What comes beside a `Fill`, in order."""
-POOL_ROWS = 8
-"""Sessions whose decode steps are replayed; more than these run eagerly, wave for wave."""
-POOL_KV_RATIO = 0.5
-"""Share of `KEYSTAGE_KV_BYTES` that the pool may take; longer and further sessions have the rest."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "": ""}
 
 
@@ -99,7 +96,7 @@ class Prepared:
         self.layout = layout_for({tensor.name: tensor.shape for tensor in tensors}, dtype)
         self.arena: Arena | None = Arena(self.layout.data_bytes, device)
         self.arena.data.zero_()  # pages exist, and warm-up computes with finite numbers
-        self.stage: LoadedStage | None = None
+        self.stage: AnyStage | None = None
         self.ring: Ring | None = None
         if torch.device(device).type == "cuda":
             self._prepare_device(pipeline, index, self.arena, kv_bytes)
@@ -109,12 +106,12 @@ class Prepared:
         torch.cuda.set_device(device)
         stage = build_stage(pipeline, index, arena.views(self.layout), device, self.dtype, in_place(device))
         warm_libraries(device, torch_dtype(self.dtype))
-        if isinstance(stage, LlamaStage):
-            capacity = int(kv_bytes * POOL_KV_RATIO) // stage.kv_token_bytes // POOL_ROWS
-            if capacity > 1:
-                pooled = PooledStage(stage, POOL_ROWS, capacity - 1)
-                pooled.capture()
-                stage = pooled
+        if isinstance(stage, DecoderStage) and cuda_support.is_available():
+            from keystage.models.cuda_span import CudaSpan
+
+            span = CudaSpan([stage], kv_bytes // (BLOCK_TOKENS * stage.kv_token_bytes))
+            span.capture()
+            stage = span
         warm_up(stage)
         self.stage = stage
         try:
@@ -203,7 +200,7 @@ def prepare(config: WorkerConfig) -> Prepared:
         raise StandbyError(f"KEYSTAGE_DTYPE={config.dtype}: expected one of fp32, bf16, fp16")
     pipeline = load(bundle_path(config.bundle))
     dtype = _DTYPES[config.dtype] or pipeline.dtype
-    return Prepared(pipeline, stages[0], check_device(config.device), dtype, config.kv_bytes)
+    return Prepared(pipeline, stages[0], check_device(config.device), dtype, config.kv_budget_bytes)
 
 
 def become(

@@ -20,11 +20,11 @@ from keystage.keysmanager import segment
 from keystage.keysmanager.api import Fill, Phase, Progress
 from keystage.keysmanager.arena import Layout, check_equal, layout_of
 from keystage.keysmanager.channel import Channel
-from keystage.keysmanager.cuda_driver import CudaError
 from keystage.keysmanager.device_copy import Delivery
 from keystage.keysmanager.registration import Registration, Registrations
-from keystage.models.base import LoadedStage
+from keystage.models.base import AnyStage
 from keystage.models.loading import build_stage
+from keystage.wire.cuda_driver import CudaError
 
 if TYPE_CHECKING:
     from keystage.keysmanager.standby import Prepared
@@ -81,7 +81,7 @@ class FilledSupply:
         if self._ahead is None or not self._ahead.is_complete:
             self._delivery.join()
 
-    def stage(self, pipeline: Pipeline, index: int, device: str, dtype: str) -> LoadedStage | None:
+    def stage(self, pipeline: Pipeline, index: int, device: str, dtype: str) -> AnyStage | None:
         """See `Supply.stage`; once."""
         prepared = self._prepared
         if self._is_handed_out or pipeline.stages[index].identity != self._identity:

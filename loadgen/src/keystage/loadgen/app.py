@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TypeAlias
 import aiohttp
 from rich.console import Console
 
-from keystage.loadgen import capacity, lengths, machine, measures, plots, report, table
+from keystage.loadgen import capacity, machine, measures, plots, report, table
 from keystage.loadgen import plan as planning
 from keystage.loadgen.monitor import Credentials, Monitor, Watched
 from keystage.loadgen.options import LoadOptions, OptionError, check
@@ -26,7 +27,7 @@ from keystage.loadgen.progress import following
 from keystage.loadgen.report import Report
 from keystage.loadgen.sender import Row, client, send_all
 from keystage.loadgen.starts import ReplicaStart
-from keystage.loadgen.target import Target, gateway_of
+from keystage.loadgen.target import Target, TargetKind, gateway_of
 from keystage.loadgen.trace import TraceError, read
 
 DEMO_CV = 4.0
@@ -40,7 +41,10 @@ DEMO_MIN_REQUESTS = 40
 
 UNLOADED_REQUESTS = 12
 CAPACITY_CLIENTS = 16
+RECORDING_CLIENTS = 4
+"""A recording is about a second of work for two cores: sixteen at once would all end after the window."""
 CAPACITY_S = 12.0
+CAPACITY_MOST_S = 90.0
 
 SEND_LAG_WARNING_S = 0.1
 PLAIN_WIDTH = 120
@@ -107,7 +111,11 @@ def demo(
     duration_s: float = 60.0,
     seed: int = 0,
     *,
+    target: TargetKind = "openai",
     context_tokens: int = 2048,
+    byte_tokens: bool = False,
+    mask: str = "[MASK]",
+    bodies: Path | None = None,
     credentials: Credentials | None = None,
     out: Path = Path("out"),
     notes: tuple[str, ...] = (),
@@ -115,7 +123,7 @@ def demo(
 ) -> Report:
     """What `make run` does once the pipeline is up.
 
-    Measures unloaded latency and capacity with the same token lengths, sets the rate to 60 % of
+    Measures unloaded latency and capacity with requests of the same sizes, sets the rate to 60 % of
     that capacity, replays a trace or gamma arrivals of CV 4, writes the report and prints it.
 
     Args:
@@ -124,7 +132,11 @@ def demo(
         trace: Azure LLM 2023 CSV, or None.
         duration_s: length of the replay; longer where the rate gives fewer than 40 requests.
         seed: seed of everything drawn.
+        target: what kind of requests the pipeline serves.
         context_tokens: tokens the model admits.
+        byte_tokens: whether a token is a byte (a pipeline without a tokenizer).
+        mask: what stands for a missing word, for a pipeline that fills masks.
+        bodies: file with a JSON body a line, for a stream program.
         credentials: of the gateway, for its list of functions.
         out: folder of the report.
         notes: shown in the report, for example a cap on replicas.
@@ -137,31 +149,61 @@ def demo(
     shown = console()
     options = LoadOptions(
         url=f"{gateway_url.rstrip('/')}/function/{pipeline}",
+        target=target,
         trace=trace,
         cv=DEMO_CV if trace is None else None,
         rate_rps=1.0,
         duration_s=duration_s,
         seed=seed,
         context_tokens=context_tokens,
+        byte_tokens=byte_tokens,
+        mask=mask,
+        bodies=bodies,
         credentials=credentials,
         out=out,
     )
     check(options)
-    target = target_of(options)
     if trace is not None:
         for _ in read(trace):
             pass
-    made = asyncio.run(_demo(options, target, shown, list(notes), starts))
+    made = asyncio.run(_demo(options, target_of(options), shown, list(notes), starts))
     table.show(made, shown)
     _tell_files(options, shown)
     return made
 
 
 def target_of(options: LoadOptions) -> Target:
-    """Where and how the options' requests go."""
+    """Where and how the options' requests go.
+
+    Raises:
+        OptionError: a file of bodies that cannot be read, or holds none.
+    """
     return Target(
-        options.target, options.url.rstrip("/"), options.model, options.temperature, options.body_bytes
+        options.target,
+        options.url.rstrip("/"),
+        options.model,
+        options.temperature,
+        options.body_bytes,
+        options.byte_tokens,
+        options.mask,
+        () if options.bodies is None else read_bodies(options.bodies),
     )
+
+
+def read_bodies(file: Path) -> tuple[bytes, ...]:
+    """The bodies in a file, one a line.
+
+    Raises:
+        OptionError: it cannot be read, or holds none.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise OptionError(f"--bodies {file}: {error.strerror}") from error
+    bodies = tuple(line for line in lines if line.strip())
+    if not bodies:
+        raise OptionError(f"--bodies {file}: holds no body")
+    return bodies
 
 
 async def _demo(
@@ -188,19 +230,28 @@ async def _demo(
 async def _measure_idle(options: LoadOptions, target: Target, shown: Console) -> _Before:
     """Unloaded latency and capacity, with token lengths of another seed than the replay's."""
     count = 256
-    sizes = lengths.drawn(
-        count, seed=options.seed + 1, divisor=options.scale_lengths, bound_tokens=options.context_tokens
-    )
+    sizes = planning.drawn_sizes(options, target, count, options.seed + 1)
     bodies = [target.body(length, options.seed + 1, index) for index, length in enumerate(sizes)]
     async with client(options.timeout_s) as session:
         shown.print(f"measuring unloaded latency: {UNLOADED_REQUESTS} requests, one at a time")
         alone = await capacity.unloaded(session, target, bodies[: UNLOADED_REQUESTS + 1])
-        shown.print(f"measuring capacity: {CAPACITY_CLIENTS} clients for {CAPACITY_S:.0f} s")
+        clients, window_s = _closed_loop(target, alone)
+        shown.print(f"measuring capacity: {clients} clients for {window_s:.0f} s")
         able = await capacity.capacity(
-            session, target, bodies[UNLOADED_REQUESTS:], concurrency=CAPACITY_CLIENTS, duration_s=CAPACITY_S
+            session, target, bodies[UNLOADED_REQUESTS:], concurrency=clients, duration_s=window_s
         )
-    shown.print(f"capacity {able.requests_per_s:.2f} requests/s, {able.output_tokens_per_s:.0f} tokens/s")
+    tokens = f", {able.output_tokens_per_s:.0f} tokens/s" if able.output_tokens_per_s else ""
+    shown.print(f"capacity {able.requests_per_s:.2f} requests/s{tokens}")
     return _Before(alone, able)
+
+
+def _closed_loop(target: Target, alone: list[Row]) -> tuple[int, float]:
+    """Clients and seconds of the capacity measurement; slow answers get the time for two rounds."""
+    clients = RECORDING_CLIENTS if target.kind == "transcriptions" else CAPACITY_CLIENTS
+    if target.is_streaming:
+        return clients, CAPACITY_S
+    typical_s = statistics.median(row.last_s - row.sent_s for row in alone)
+    return clients, min(max(CAPACITY_S, 2 * clients * typical_s), CAPACITY_MOST_S)
 
 
 async def _replay(

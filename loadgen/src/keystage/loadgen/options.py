@@ -47,6 +47,9 @@ class LoadOptions:
         scale_lengths: divisor of the trace's token lengths.
         context_tokens: tokens the model admits; prompt + answer are clipped to it.
         body_bytes: body size for `raw`.
+        byte_tokens: a token is a byte, as in pipelines without a tokenizer.
+        mask: what stands for the missing word, for `masks`.
+        bodies: file with a JSON body a line, for `bodies`.
         model: `model` field of the request, left out if None.
         temperature: sampling temperature.
         slo_ttft_s: bound on TTFT at scale 1.
@@ -69,6 +72,9 @@ class LoadOptions:
     scale_lengths: float = 16.0
     context_tokens: int = 2048
     body_bytes: int = 4096
+    byte_tokens: bool = False
+    mask: str = "[MASK]"
+    bodies: Path | None = None
     model: str | None = None
     temperature: float = 0.0
     slo_ttft_s: float | None = None
@@ -93,6 +99,8 @@ def check(options: LoadOptions) -> None:
         _check_synthetic(options)
     else:
         _check_trace(options)
+    if (options.target == "bodies") != (options.bodies is not None):
+        raise OptionError("--bodies FILE and --target bodies belong together")
     if options.target != "openai":
         for flag, value in (("--slo-ttft", options.slo_ttft_s), ("--slo-tpot", options.slo_tpot_s)):
             if value is not None:
@@ -138,6 +146,8 @@ def _check_bounds(options: LoadOptions) -> None:
             raise OptionError(f"{flag} must be finite and at least 0, got {value}")
     if options.context_tokens < 2:
         raise OptionError(f"--context must be at least 2 tokens, got {options.context_tokens}")
+    if not options.mask or any(character.isspace() for character in options.mask):
+        raise OptionError(f"--mask must be one word, got {options.mask!r}")
     if options.body_bytes < 1:
         raise OptionError(f"--body-bytes must be at least 1, got {options.body_bytes}")
     if not 0 <= options.seed < 2**64:

@@ -72,20 +72,25 @@ def _bodies(target: Target, sizes: list[lengths.Length], seed: int) -> list[byte
     return [target.body(length, seed, index) for index, length in enumerate(sizes)]
 
 
+def drawn_sizes(options: LoadOptions, target: Target, count: int, seed: int) -> list[lengths.Length]:
+    """Token lengths of requests without a trace; where requests have none, the least ones stand for them."""
+    if not target.has_lengths:
+        return [lengths.Length(1, 1)] * count
+    return lengths.drawn(count, seed=seed, divisor=options.scale_lengths, bound_tokens=options.context_tokens)
+
+
 def _synthetic(options: LoadOptions, target: Target) -> Plan:
     if options.rate_rps is None:
         raise OptionError("--rate is needed without --trace")
     cv = DEFAULT_CV if options.cv is None else options.cv
     duration_s = options.duration_s or DEFAULT_DURATION_S
     times = arrivals.synthetic(options.rate_rps, cv, duration_s, options.seed)
-    sizes = lengths.drawn(
-        len(times), seed=options.seed, divisor=options.scale_lengths, bound_tokens=options.context_tokens
-    )
+    sizes = drawn_sizes(options, target, len(times), options.seed)
     kind = {0.0: "constant spacing", 1.0: "Poisson arrivals"}.get(cv, f"gamma arrivals of CV {cv:g}")
-    if target.kind == "raw":
-        source = f"{kind}; bodies of {options.body_bytes} bytes"
-    else:
+    if target.has_lengths:
         source = f"{kind}; token lengths of the Azure LLM 2023 conversation trace / {options.scale_lengths:g}"
+    else:
+        source = f"{kind}; {target.sends}"
     bodies = _bodies(target, sizes, options.seed)
     return Plan(times.tolist(), sizes, bodies, duration_s, options.rate_rps, cv, source)
 
@@ -102,10 +107,13 @@ def _replayed(options: LoadOptions, path: Path, target: Target) -> Plan:
         times = arrivals.at_speed(offsets, speed, options.duration_s)
         how = f"at {speed:g}x speed"
         duration_s = float(times[-1]) if options.duration_s is None else options.duration_s
-    sizes = lengths.of_rows(
-        rows[: len(times)], divisor=options.scale_lengths, bound_tokens=options.context_tokens
-    )
-    source = f"trace {path.name}, first {len(times)} rows {how}; token lengths / {options.scale_lengths:g}"
+    sizes = [lengths.Length(1, 1)] * len(times)
+    if target.has_lengths:
+        sizes = lengths.of_rows(
+            rows[: len(times)], divisor=options.scale_lengths, bound_tokens=options.context_tokens
+        )
+    sizes_from = f"token lengths / {options.scale_lengths:g}" if target.has_lengths else target.sends
+    source = f"trace {path.name}, first {len(times)} rows {how}; {sizes_from}"
     bodies = _bodies(target, sizes, options.seed)
     return Plan(times.tolist(), sizes, bodies, duration_s, options.rate_rps, None, source)
 

@@ -80,7 +80,7 @@ class RequestReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unloaded:
-    """Latencies of requests sent one at a time to the idle system."""
+    """Latencies of requests sent one at a time to the idle system; only streams have a TTFT."""
 
     latency_s: Percentiles
     ttft_s: Percentiles
@@ -253,6 +253,9 @@ def _unloaded(measured: Measured) -> Unloaded | None:
     rows = measured.unloaded
     if not rows:
         return None
+    if not measured.streaming:
+        none = measures.percentiles(())
+        return Unloaded(measures.latencies(rows), none, none)
     return Unloaded(measures.latencies(rows), measures.ttfts(rows), measures.tpots(rows))
 
 

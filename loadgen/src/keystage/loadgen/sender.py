@@ -65,9 +65,25 @@ class Row:
         return self.error.partition(":")[0]
 
 
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+
+
+class _Segment(msgspec.Struct):
+    tokens: list[int] = []
+
+
 class _Answer(msgspec.Struct):
+    """What is read of an answer: its tokens.
+
+    A plain call tells them at the top, OpenAI's embeddings in `usage`, its transcripts segment by segment.
+    """
+
     tokens: int = 0
     prompt_tokens: int | None = None
+    usage: _Usage | None = None
+    segments: list[_Segment] = []
 
 
 Progress = Callable[[Row], None]
@@ -177,10 +193,14 @@ async def _read_whole(response: aiohttp.ClientResponse, target: Target, row: Row
         received += part
     row.last_s = time.monotonic() - start_s
     row.first_s = row.last_s if row.first_s is None else row.first_s
-    if target.kind == "function":
-        try:
-            answer = msgspec.json.decode(received, type=_Answer)
-        except msgspec.DecodeError as error:
-            row.error = f"bad_answer: {error}"
-            return
-        row.prompt_tokens, row.output_tokens = answer.prompt_tokens, answer.tokens
+    if target.kind in ("raw", "bodies"):
+        return
+    try:
+        answer = msgspec.json.decode(received, type=_Answer)
+    except msgspec.DecodeError as error:
+        row.error = f"bad_answer: {error}"
+        return
+    row.prompt_tokens, row.output_tokens = answer.prompt_tokens, answer.tokens
+    if answer.usage is not None:
+        row.prompt_tokens, row.output_tokens = answer.usage.prompt_tokens, answer.usage.completion_tokens
+    row.output_tokens += sum(len(segment.tokens) for segment in answer.segments)

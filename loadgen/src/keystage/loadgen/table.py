@@ -44,22 +44,27 @@ def _overview(report: Report) -> Table:
     table.add_row("CV of arrivals", _cv(report))
     lag = report.send_lag_s
     table.add_row("send lag", f"p50 {_ms(lag.p50)}, p99 {_ms(lag.p99)}, max {_ms(lag.max)}")
-    throughput = f"{report.served_rps:.2f} requests/s, {report.output_tokens_per_s:.1f} output tokens/s"
+    throughput = f"{report.served_rps:.2f} requests/s{_tokens(report.output_tokens_per_s)}"
     table.add_row("throughput", f"{throughput} over {report.makespan_s:.1f} s")
-    table.add_row(
-        "tokens", f"{counts.prompt_tokens} in, {counts.output_tokens} out; lengths clipped: {counts.clipped}"
-    )
+    if counts.prompt_tokens or counts.output_tokens:
+        told = f"{counts.prompt_tokens} in, {counts.output_tokens} out; lengths clipped: {counts.clipped}"
+        table.add_row("tokens", told)
     if report.capacity is not None:
         able = report.capacity
         table.add_row(
             "capacity",
-            f"{able.requests_per_s:.2f} requests/s (+-{100 * able.relative_error:.0f} %), "
-            f"{able.output_tokens_per_s:.1f} output tokens/s with {able.concurrency} clients, closed loop",
+            f"{able.requests_per_s:.2f} requests/s (+-{100 * able.relative_error:.0f} %)"
+            f"{_tokens(able.output_tokens_per_s)} with {able.concurrency} clients, closed loop",
         )
     machine = report.machine
     torch = f"torch {machine.torch} {machine.torch_device}".strip()
     table.add_row("machine", f"{machine.cpu_model}, {machine.cores} cores, Python {machine.python}, {torch}")
     return table
+
+
+def _tokens(per_s: float) -> str:
+    """Empty where answers have no tokens."""
+    return f", {per_s:.1f} output tokens/s" if per_s else ""
 
 
 def _asked(value: float | None, unit: str) -> str:

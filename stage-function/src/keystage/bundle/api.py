@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from keystage.streams.graph import Graph, ProgramReference
+
 BUNDLE_VERSION = 1
 CHUNK_BYTES = 16 * 1024 * 1024
 """Hash unit: one digest over 5 GiB takes 5.4 s on a core and cannot verify ranges."""
@@ -17,7 +19,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 CPU_PROFILE_VERSION = 1
 CPU_PROFILE = "cpu-profile.json"
 
-Execution = Literal["looping", "single-pass"]
+Execution = Literal["looping", "single-pass", "program"]
 
 
 class StageProfile(msgspec.Struct, frozen=True):
@@ -28,12 +30,28 @@ class StageProfile(msgspec.Struct, frozen=True):
         alpha_s: seconds per row.
         beta_s: seconds per batch.
         prefill_token_s: seconds per prompt token (looping only).
+        alpha_error_s: half the width of alpha's 95 % interval; 0 where no interval was made.
+        beta_error_s: the same of beta.
+        prefill_error_s: the same of the seconds per prompt token.
+        prefill_beta_s: seconds per prefill chunk, whatever its length (looping only).
+        kv_token_s: seconds that each position of KV state adds to a decode row (looping only).
+        kv_error_s: half the width of its 95 % interval.
+        tokens: positions of KV state that decode attended to; 0: not told.
+        cores: CPU threads it was measured with; 0: not told, or not on a CPU.
     """
 
     device: str
     alpha_s: float
     beta_s: float
     prefill_token_s: float = 0.0
+    alpha_error_s: float = 0.0
+    beta_error_s: float = 0.0
+    prefill_error_s: float = 0.0
+    prefill_beta_s: float = 0.0
+    kv_token_s: float = 0.0
+    kv_error_s: float = 0.0
+    tokens: int = 0
+    cores: int = 0
 
 
 class StageSpec(msgspec.Struct, frozen=True):
@@ -103,13 +121,13 @@ class Pipeline(msgspec.Struct, frozen=True):
         version: bundle format version.
         name: pipeline (and router function) name.
         family: model family (`llama`), or `emulated`.
-        execution: `looping` or `single-pass`.
+        execution: `looping`, `single-pass`, or `program` (a stream program, a module a stage).
         dtype: element type of parameters and activations (`float32`, `bfloat16`, `float16`).
         config: the family's configuration, as in the model's config.json.
         stages: the stages in order.
         edges: the graph as (from, to) stage pairs; the loop edge (last, 0) for looping ones.
-        context_length: largest number of token positions; 0 for single-pass.
-        vocab_size: number of token ids.
+        context_length: largest number of token positions; 0 where inputs are not tokens.
+        vocab_size: number of token ids; 0 where there are none.
         hidden_size: width of the activation.
         eos: token ids that end a session.
         bos: token id put before a prompt, or None.
@@ -117,6 +135,8 @@ class Pipeline(msgspec.Struct, frozen=True):
         chat_template: Jinja source of the chat template, empty when the model has none.
         special_tokens: names to token texts, for the chat template (`bos_token`, ...).
         source: where the parameters came from, in words.
+        graph: modules and streams of a stream program, None for other pipelines.
+        program: where its code is; a bundle holds none.
     """
 
     version: int
@@ -136,6 +156,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     chat_template: str = ""
     special_tokens: dict[str, str] = {}
     source: str = ""
+    graph: Graph | None = None
+    program: ProgramReference | None = None
 
 
 def emulated(

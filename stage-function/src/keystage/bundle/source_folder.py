@@ -15,6 +15,7 @@ import msgspec
 from keystage.bundle.dtypes import FLOAT_NAMES
 from keystage.bundle.errors import BundleError, SplitError
 from keystage.bundle.safetensors_file import Header, parse_header, read_range
+from keystage.bundle.sentence import pooling
 from keystage.bundle.source import Vocabulary
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "pytorch_model.pt")
+_CONVERT = (
+    "pickled parameters are never loaded, since loading them can run code; convert them once: "
+    "transformers' AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes safetensors"
+)
 
 
 class FolderSource:
@@ -35,8 +42,13 @@ class FolderSource:
         self.words = f"folder {folder.resolve().name}"
 
     def config(self) -> dict[str, Any]:
-        """See `ModelSource.config`."""
-        return self._json("config.json")
+        """See `ModelSource.config`; with what a sentence-transformers folder says about pooling."""
+        config = self._json("config.json")
+        if config.get("model_type") == "whisper":
+            # Tokens that are never chosen, and what the special ones mean, are told there.
+            config["generation"] = self._json_if_there("generation_config.json")
+        said = pooling(self._folder, self._json)
+        return config if said is None else {**config, "sentence_transformers": said}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """See `ModelSource.shapes`."""
@@ -70,11 +82,7 @@ class FolderSource:
         ids = _token_ids(self._json(_TOKENIZER)) if tokenizer.exists() else {}
         if tokenizer.exists():
             shutil.copyfile(tokenizer, folder / _TOKENIZER)
-        special = {
-            key: text
-            for key in ("bos_token", "eos_token", "unk_token", "pad_token")
-            if (text := _text(texts.get(key)))
-        }
+        special = {key: text for key in _SPECIAL if (text := _text(texts.get(key)))}
         eos = [*_ids(generation.get("eos_token_id")), *_ids(config.get("eos_token_id"))]
         if special.get("eos_token") in ids:
             eos.append(ids[special["eos_token"]])
@@ -110,6 +118,8 @@ class FolderSource:
         index, single = self._folder / _INDEX, self._folder / _SINGLE
         if not index.exists():
             if not single.exists():
+                if any((self._folder / name).exists() for name in _PICKLED):
+                    raise SplitError(f"{self._folder}: no {_SINGLE}; {_CONVERT}")
                 raise SplitError(f"{self._folder}: neither {_SINGLE} nor {_INDEX} is there")
             return dict.fromkeys(self._header(single).tensors, single)
         weight_map = self._json(_INDEX).get("weight_map")

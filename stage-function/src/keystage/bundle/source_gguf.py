@@ -170,7 +170,7 @@ class GgufSource:
         """The llama3 scaling whose frequency factors are those in the file."""
         import torch
 
-        from keystage.models.llama_config import RopeScaling
+        from keystage.models.decoder_config import RopeScaling
         from keystage.models.rope import frequencies
 
         stored = torch.from_numpy(self._tensors[_ROPE_FACTORS].data.copy()).to(torch.float32)

@@ -16,26 +16,35 @@ from typing import Any
 
 import msgspec
 
-from keystage.bundle import store
+from keystage.bundle import partition, store
 from keystage.bundle.api import BUNDLE_VERSION, Execution, Pipeline, StageSpec, emulated
 from keystage.bundle.dtypes import ITEM_BYTES, full_name
 from keystage.bundle.errors import BundleError, SplitError
-from keystage.bundle.folder import check_place, new_folder
+from keystage.bundle.folder import check_place, check_room, new_folder
 from keystage.bundle.hashing import file_chunks, identity
+from keystage.bundle.naming import aligned
 from keystage.bundle.plan import check_method, check_plan, parameters, roles
-from keystage.bundle.source import ModelSource, open_source, source_files, source_identity
+from keystage.bundle.source import ModelSource, identity_of, open_source
 from keystage.bundle.stack_yml import STACK_FILE, stack_yml
 from keystage.bundle.stage_file import write_stages
+from keystage.models.base import Family, StageRole
 from keystage.models.families import family_of
+from keystage.models.single_pass import SinglePassFamily
 
 SPLIT_FILE = "split.json"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
 
 
 class SplitRecord(msgspec.Struct, frozen=True):
-    """Digest of what a bundle was made from and how, to tell whether it can be used again."""
+    """How a bundle was made.
+
+    Attributes:
+        key: digest of what it was made from and how, to tell whether it can be used again.
+        partitioner: who chose the layers of each stage: `keystage`, or `deepspeed` with its version.
+    """
 
     key: str
+    partitioner: str = ""
 
 
 def split(
@@ -46,6 +55,7 @@ def split(
     name: str,
     dtype: str = "fp32",
     force: bool = False,
+    profile: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Splits a model into a bundle.
 
@@ -58,28 +68,35 @@ def split(
         name: pipeline name: lower-case letters, digits, dashes.
         dtype: `fp32`, `bf16` or `fp16`.
         force: makes the bundle again even if it is there.
+        profile: for `time`, a profiled bundle of the same model, whose stages tell the time of layers and
+            ends (`models.profiled_time`); None: one layer of each kind and the ends are measured here.
 
     Returns:
         The bundle's folder, absolute.
 
     Raises:
         SplitError: the model or a wish is at fault; nothing was written.
+        BundleError: the profiled bundle is damaged.
     """
     kind = full_name(dtype)
     check_method(method)
-    _check_name(name)
+    seconds = None if profile is None else _profiled_seconds(profile, method)
+    check_name(name)
     if stages < 1:
         raise SplitError(f"stages must be at least 1, got {stages}")
     folder = Path(out).resolve()
-    facts = [BUNDLE_VERSION, source_identity(source_files(source)), stages, method, name, kind]
+    facts = [BUNDLE_VERSION, identity_of(source), stages, method, name, kind]
+    facts += [] if seconds is None else [seconds]
     key = hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
     if not force and _is_made(folder, key):
         return folder
     check_place(folder)
     with new_folder(folder) as partial:
-        pipeline = _write_parameters(open_source(source), stages, method, partial, name, kind)
+        pipeline, chosen_by = _write_parameters(
+            open_source(source), stages, method, partial, name, kind, seconds
+        )
         _write_descriptions(pipeline, partial, folder)
-        (partial / SPLIT_FILE).write_bytes(msgspec.json.encode(SplitRecord(key)))
+        (partial / SPLIT_FILE).write_bytes(msgspec.json.encode(SplitRecord(key, chosen_by)))
     return folder
 
 
@@ -104,7 +121,7 @@ def bundle_emulated(
     Raises:
         SplitError: impossible wish, or `out` holds something else.
     """
-    _check_name(name)
+    check_name(name)
     for word, value in (("stages", stages), ("activation_bytes", activation_bytes)):
         if value < 1:
             raise SplitError(f"{word} must be at least 1, got {value}")
@@ -121,14 +138,22 @@ def bundle_emulated(
 
 
 def _write_parameters(
-    opened: ModelSource, stages: int, method: str, partial: Path, name: str, dtype: str
-) -> Pipeline:
+    opened: ModelSource,
+    stages: int,
+    method: str,
+    partial: Path,
+    name: str,
+    dtype: str,
+    seconds: list[float] | None,
+) -> tuple[Pipeline, str]:
     config = opened.config()
     family = family_of(config)
     shape = family.shape(config)
-    parts = roles(family, config, stages, method, dtype)
+    parts, chosen_by = roles(family, config, stages, method, dtype, seconds)
     plan = [family.stage_tensors(config, role) for role in parts]
+    opened = aligned(opened, {tensor.source for tensors in plan for tensor in tensors})
     check_plan(plan, opened.shapes(), functools.partial(family.is_derived, config))
+    check_room(partial, sum(parameters(tensors) for tensors in plan) * ITEM_BYTES[dtype])
     vocabulary = opened.write_vocabulary(partial)
     specs: list[StageSpec] = []
     for index, file in enumerate(write_stages(opened, plan, partial, dtype)):
@@ -142,18 +167,18 @@ def _write_parameters(
                 nbytes=file.stat().st_size,
                 chunks=chunks,
                 identity=identity(chunks, dtype),
-                activation_bytes=shape.hidden_size * ITEM_BYTES[dtype],
+                activation_bytes=_activation_elements(family, config, parts[index]) * ITEM_BYTES[dtype],
             )
         )
-    return Pipeline(
+    pipeline = Pipeline(
         version=BUNDLE_VERSION,
         name=name,
         family=family.name,
-        execution="looping",
+        execution=family.execution,
         dtype=dtype,
         config=_without_derived(config),
         stages=specs,
-        edges=[*((i, i + 1) for i in range(stages - 1)), (stages - 1, 0)],
+        edges=_edges(stages, family.execution),
         context_length=shape.context_length,
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -164,6 +189,30 @@ def _write_parameters(
         special_tokens=vocabulary.special_tokens,
         source=opened.words,
     )
+    return pipeline, chosen_by
+
+
+def _profiled_seconds(profile: str | os.PathLike[str], method: str) -> list[float]:
+    """Seconds of each layer by a profiled bundle, the ends counted in."""
+    if method != "time":
+        raise SplitError(f"a profile is for method time, the method is {method}")
+    from keystage.models.profiled_time import part_times
+
+    times = part_times(store.load(profile))
+    return partition.with_ends(times.layers_s, times.embedding_s, times.head_s)
+
+
+def _activation_elements(family: Family, config: dict[str, Any], role: StageRole) -> int:
+    """Elements of a token's activation, or of the largest item that a single-pass stage hands on."""
+    if isinstance(family, SinglePassFamily):
+        return family.activation_elements(config, role.end_layer)
+    return family.shape(config).hidden_size
+
+
+def _edges(stages: int, execution: Execution) -> list[tuple[int, int]]:
+    """The stages in a row; in a looping pipeline the last one leads back to the first."""
+    row = [(index, index + 1) for index in range(stages - 1)]
+    return [*row, (stages - 1, 0)] if execution == "looping" else row
 
 
 def _write_descriptions(pipeline: Pipeline, partial: Path, folder: Path) -> None:
@@ -183,7 +232,12 @@ def _eos(config: dict[str, Any]) -> list[int]:
     return [value for value in values if isinstance(value, int)]
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Refuses a pipeline name that no function can have.
+
+    Raises:
+        SplitError: names the rule.
+    """
     if not _NAME.fullmatch(name):
         raise SplitError(f"name {name!r} must be 1 to 42 lower-case letters, digits and dashes")
 

@@ -18,6 +18,7 @@ from keystage.bundle.dtypes import SAFETENSORS_NAMES, short_name
 
 STACK_FILE = "stack.yml"
 GATEWAY = "http://127.0.0.1:8080"
+REGISTRY = "ghcr.io/keystage"
 COMMANDS = {"router": "keystage router", "stage": "keystage worker"}
 """`fprocess`: what the image runs. With it, faas-cli needs no template folder to deploy."""
 ANNOTATIONS = {
@@ -27,26 +28,33 @@ ANNOTATIONS = {
 """A loading stage is alive but not ready; OpenFaaS asks the two apart where it is told both paths."""
 
 
-def stack_yml(pipeline: Pipeline, bundle_dir: Path, gateway: str = GATEWAY) -> str:
+def stack_yml(
+    pipeline: Pipeline, home: Path | str, gateway: str = GATEWAY, registry: str = REGISTRY, tag: str = ""
+) -> str:
     """The text of `stack.yml`.
 
     Args:
         pipeline: what is deployed.
-        bundle_dir: absolute folder of the bundle, for `KEYSTAGE_BUNDLE`.
+        home: absolute folder of the bundle, or its address (`file://`, `http(s)://`) where it will run.
         gateway: address of the gateway; faas-cli puts its `OPENFAAS_URL` in place of the default one.
+        registry: where the images `router` and `stage` are.
+        tag: of the images, empty: this version.
     """
+    address = home if isinstance(home, str) else home.as_uri()
+    image = f"{registry.rstrip('/')}/ROLE:{tag or _version()}"
     lines = ["version: 1.0", "provider:", "  name: openfaas", f"  gateway: {_quoted(gateway)}", "functions:"]
-    lines += _function(pipeline, bundle_dir, pipeline.name, "router", None)
+    lines += _function(pipeline, address, image, "router", None)
     for stage in pipeline.stages:
-        lines += _function(pipeline, bundle_dir, f"{pipeline.name}-stage-{stage.index}", "stage", stage.index)
+        lines += _function(pipeline, address, image, "stage", stage.index)
     return "\n".join(lines) + "\n"
 
 
-def _function(pipeline: Pipeline, bundle_dir: Path, name: str, role: str, stage: int | None) -> list[str]:
+def _function(pipeline: Pipeline, home: str, image: str, role: str, stage: int | None) -> list[str]:
+    name = pipeline.name if stage is None else f"{pipeline.name}-stage-{stage}"
     environment = {
         "KEYSTAGE_ROLE": role,
         "KEYSTAGE_PIPELINE": pipeline.name,
-        "KEYSTAGE_BUNDLE": bundle_dir.as_uri(),
+        "KEYSTAGE_BUNDLE": home,
     }
     # The controller sizes them: an OpenFaaS gateway's own alerts must leave their numbers alone.
     labels = {"keystage.pipeline": pipeline.name, "keystage.role": role, "com.openfaas.scale.factor": "0"}
@@ -56,12 +64,11 @@ def _function(pipeline: Pipeline, bundle_dir: Path, name: str, role: str, stage:
         environment["KEYSTAGE_DEVICE"] = "emulated" if pipeline.family == "emulated" else "cpu"
         if pipeline.dtype in SAFETENSORS_NAMES:
             environment["KEYSTAGE_DTYPE"] = short_name(pipeline.dtype)
-    image = f"ghcr.io/keystage/{role}:{_version()}"
     return [
         f"  {_quoted(name)}:",
         f"    lang: keystage-{role}",
         f"    handler: ./{role}",
-        f"    image: {_quoted(image)}",
+        f"    image: {_quoted(image.replace('ROLE', role))}",
         "    skip_build: true",
         f"    fprocess: {COMMANDS[role]}",
         *_block("environment", environment),

@@ -83,7 +83,8 @@ def _body(values: torch.Tensor, tensor: StageTensor, dtype: str) -> memoryview:
     import torch
 
     kind = torch_dtype(dtype)
-    converted = values.to(kind).contiguous()
+    turned = values.t() if tensor.is_transposed else values
+    converted = turned.to(kind).contiguous()
     if kind is torch.float16 and values.dtype is not kind and not bool(converted.isfinite().all()):
         raise SplitError(
             f"parameter {tensor.source} does not fit fp16: its largest value is {values.abs().max():.3g}, "

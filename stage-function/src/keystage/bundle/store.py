@@ -16,6 +16,7 @@ import msgspec
 from keystage.bundle.api import BUNDLE_VERSION, Pipeline, StageProfile, StageSpec
 from keystage.bundle.errors import BundleError
 from keystage.bundle.hashing import file_chunks, identity
+from keystage.streams import graph_checks
 
 PIPELINE_FILE = "pipeline.json"
 
@@ -73,11 +74,31 @@ def decode(body: bytes, path: Path) -> Pipeline:
         pipeline = msgspec.json.decode(body, type=Pipeline)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{path}: not a pipeline description: {error}") from error
-    _check_graph(path, pipeline)
+    _check_stages(path, pipeline)
+    _check_program(path, pipeline)
     return pipeline
 
 
-def _check_graph(path: Path, pipeline: Pipeline) -> None:
+def _check_program(path: Path, pipeline: Pipeline) -> None:
+    """A stream program has a graph that can work, with a module a stage; nothing else has one."""
+    is_program = pipeline.execution == "program"
+    if is_program != (pipeline.graph is not None) or is_program != (pipeline.program is not None):
+        raise BundleError(
+            f"{path}: execution {pipeline.execution}: a graph and a program belong to `program`"
+        )
+    if pipeline.graph is None:
+        return
+    try:
+        graph_checks.check(pipeline.graph)
+    except graph_checks.GraphError as error:
+        raise BundleError(f"{path}: {error}") from error
+    if len(pipeline.graph.modules) != len(pipeline.stages):
+        raise BundleError(
+            f"{path}: {len(pipeline.graph.modules)} modules in {len(pipeline.stages)} stages, one each is due"
+        )
+
+
+def _check_stages(path: Path, pipeline: Pipeline) -> None:
     if not pipeline.stages:
         raise BundleError(f"{path}: 0 stages, at least 1 is needed")
     expected = 0

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from keystage.bundle.dtypes import full_name
 
 if TYPE_CHECKING:
     import torch
+
+
+Execution: TypeAlias = Literal["looping", "single-pass", "program"]
+"""Whether outputs of the last stage come back to the first, token by token; in a program its graph says."""
 
 
 class StageError(Exception):
@@ -69,6 +73,18 @@ class StageModel(Protocol):
         """
 
 
+@runtime_checkable
+class HearingStage(Protocol):
+    """A first stage that makes the positions of its prefix from an input of their own."""
+
+    def take_input(self, slot: int, data: bytes) -> None:
+        """Gives an open slot its input; without one the prefix is made of silence.
+
+        Raises:
+            StageError: not what the stage takes.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a model that do not depend on its family.
@@ -77,13 +93,16 @@ class ModelShape:
         layers: number of layers.
         hidden_size: width of the activation.
         vocab_size: number of token ids.
-        context_length: token positions.
+        context_length: token positions, with those of `prefix`.
+        prefix: positions at the front of every session that hold no tokens (frames of audio): a
+            session's first row carries them all, and what follows them.
     """
 
     layers: int
     hidden_size: int
     vocab_size: int
     context_length: int
+    prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +112,20 @@ class StageTensor:
     Attributes:
         name: name in the stage's file.
         source: name in the unsplit model (differs where a tied matrix is held twice).
-        shape: elements per axis.
+        shape: elements per axis, as the stage holds it.
+        is_transposed: whether the unsplit model stores the matrix with its two axes the other way
+            round; it is turned when the stage's file is written.
     """
 
     name: str
     source: str
     shape: tuple[int, ...]
+    is_transposed: bool = False
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """Elements per axis in the unsplit model."""
+        return self.shape[::-1] if self.is_transposed else self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +145,8 @@ class StageRole:
     is_last: bool
 
 
-class LoadedStage(StageModel, Protocol):
-    """A stage with parameters, which can say what it is (an emulated stage need not)."""
+class AnyStage(Protocol):
+    """What a stage with parameters can say of itself, however it is executed."""
 
     @property
     def role(self) -> StageRole:
@@ -137,6 +164,10 @@ class LoadedStage(StageModel, Protocol):
     def dtype(self) -> torch.dtype:
         """Type of parameters, activations and KV state."""
 
+
+class LoadedStage(AnyStage, StageModel, Protocol):
+    """A looping stage with parameters (an emulated stage need not say what it is)."""
+
     @property
     def kv_token_bytes(self) -> int:
         """Bytes of KV state that one token position takes in this stage."""
@@ -152,6 +183,10 @@ class Family(Protocol):
     @property
     def architectures(self) -> tuple[str, ...]:
         """Class names in config.json that it serves."""
+
+    @property
+    def execution(self) -> Execution:
+        """How its pipelines run; written into `pipeline.json`."""
 
     def shape(self, config: Mapping[str, Any]) -> ModelShape:
         """Checks a config.json and gives the model's sizes.
@@ -181,7 +216,7 @@ class Family(Protocol):
         device: torch.device,
         dtype: torch.dtype,
         share: Callable[[torch.Tensor], None] | None = None,
-    ) -> LoadedStage:
+    ) -> AnyStage:
         """Makes the running stage from its parameters.
 
         Args:

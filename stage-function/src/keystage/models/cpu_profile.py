@@ -1,27 +1,25 @@
-"""Measures what CPU cores are worth to each stage of a bundle: the offline profile of QUART section 5.3.
+"""What CPU cores are worth to each stage of a bundle: the offline profile of QUART section 5.3.
 
-After `models.loading` and before the controller, which fits the rows (`controller.maths.cpu_fit`). It
-measures an idle machine's compute; sending and receiving are not part of it (`communication_s` 0), and
-neither is a queue. Cores beyond those of the machine that measures are not in the profile.
+After `models.profile`, whose times it turns into rows, and before the controller, which fits them
+(`controller.maths.cpu_fit`). It is an idle machine's compute; sending and receiving are not part of it
+(`communication_s` 0), and neither is a queue. Cores beyond those of the machine that measures are not in
+the profile.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
-import torch
 
 from keystage.bundle import store
-from keystage.bundle.api import CPU_PROFILE, CPU_PROFILE_VERSION, CpuProfile, CpuRow
-from keystage.models.base import LoadedStage
-from keystage.models.loading import load_stage, warm_up
-from keystage.models.profile import decode_times
+from keystage.bundle.api import CPU_PROFILE, CPU_PROFILE_VERSION, CpuProfile, CpuRow, StageSpec
+from keystage.models.profile import Grid, Measured, measure_bundle
 
 BATCHES = (1, 2, 4, 8)
 REPEATS = 5
-PROMPT_TOKENS = 64
 
 
 def profile_cpu(
@@ -45,46 +43,40 @@ def profile_cpu(
         BundleError: the bundle is damaged.
         SplitError: unknown type name or family.
     """
-    counts = list(threads or range(1, len(os.sched_getaffinity(0)) + 1))
-    pipeline = store.load(bundle_dir)
-    before = torch.get_num_threads()
-    stages: list[list[CpuRow]] = []
-    try:
-        for spec in pipeline.stages:
-            model = load_stage(bundle_dir, pipeline, spec.index, "cpu", None)
-            warm_up(model)
-            rows: list[CpuRow] = []
-            for count in counts:
-                torch.set_num_threads(count)
-                rows += _rows(model, count, batches, repeats, spec.activation_bytes, spec.parameters)
-            stages.append(rows)
-    finally:
-        torch.set_num_threads(before)
-    profile = CpuProfile(CPU_PROFILE_VERSION, stages)
+    counts = tuple(threads or range(1, len(os.sched_getaffinity(0)) + 1))
+    grid = Grid(batches=tuple(batches), cores=counts, repeats=repeats)
+    measured = measure_bundle(bundle_dir, threads=counts[0], grid=grid)
+    profile = cpu_profile(store.load(bundle_dir).stages, measured)
     if write:
-        path = store.bundle_path(bundle_dir) / CPU_PROFILE
-        fresh = path.with_suffix(".json.new")
-        fresh.write_bytes(msgspec.json.encode(profile))
-        fresh.replace(path)
+        write_cpu_profile(store.bundle_path(bundle_dir), profile)
     return profile
 
 
-def _rows(
-    model: LoadedStage,
-    cores: int,
-    batches: Sequence[int],
-    repeats: int,
-    activation_bytes: int,
-    parameters: int,
-) -> list[CpuRow]:
+def cpu_profile(stages: Sequence[StageSpec], measured: Sequence[Measured]) -> CpuProfile:
+    """The rows of every stage, by cores, then rows of the batch, then in the order they were measured."""
+    return CpuProfile(
+        CPU_PROFILE_VERSION,
+        [_rows(spec, result) for spec, result in zip(stages, measured, strict=True)],
+    )
+
+
+def write_cpu_profile(folder: Path, profile: CpuProfile) -> None:
+    """Writes `cpu-profile.json`, atomically."""
+    path = folder / CPU_PROFILE
+    fresh = path.with_suffix(".json.new")
+    fresh.write_bytes(msgspec.json.encode(profile))
+    fresh.replace(path)
+
+
+def _rows(spec: StageSpec, measured: Measured) -> list[CpuRow]:
     return [
         CpuRow(
             latency_s=latency_s,
             cores=cores,
             batch=batch,
-            activation_bytes=activation_bytes,
-            parameters=parameters,
+            activation_bytes=spec.activation_bytes,
+            parameters=spec.parameters,
         )
-        for batch in batches
-        for latency_s in decode_times(model, batch, PROMPT_TOKENS, repeats)
+        for (cores, batch), times in sorted(measured.batches.items())
+        for latency_s in times
     ]

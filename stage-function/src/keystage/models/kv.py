@@ -1,6 +1,6 @@
 """KV state of the sessions a stage holds: one contiguous buffer per session.
 
-`models.llama` writes each layer's keys and values here and attends over them. Buffers are
+`models.decoder` writes each layer's keys and values here and attends over them. Buffers are
 [layers, 2 * kv_heads, capacity, head_dim] (keys first), allocated when a session opens and freed
 when it closes. No attention arithmetic beyond one row lives here.
 """
@@ -32,21 +32,41 @@ class Span:
         first: index of its first token among the flattened ones.
         start: position of that token.
         count: tokens.
-        mask: additive mask [group * count, start + count], None where causality needs none.
+        seen: first position that any of its tokens sees: above 0 only with a sliding window.
+        mask: additive mask [group * count, start + count - seen], None where causality needs none.
     """
 
     buffers: list[torch.Tensor]
     first: int
     start: int
     count: int
+    seen: int
     mask: torch.Tensor | None
 
 
 class KvSlots:
-    """The sessions' buffers, by slot."""
+    """The sessions' buffers, by slot.
+
+    Args:
+        layers: layers of the stage.
+        kv_heads: key-value heads.
+        group: query heads per key-value head.
+        head_dim: elements of a head.
+        device: where the buffers lie.
+        dtype: their type.
+        window: a token sees this many newest tokens, itself included; 0: all.
+    """
 
     def __init__(
-        self, layers: int, kv_heads: int, group: int, head_dim: int, device: torch.device, dtype: torch.dtype
+        self,
+        layers: int,
+        kv_heads: int,
+        group: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        window: int = 0,
     ) -> None:
         self._layers = layers
         self._kv_heads = kv_heads
@@ -54,6 +74,7 @@ class KvSlots:
         self._head_dim = head_dim
         self._device = device
         self._dtype = dtype
+        self._window = window
         self._sessions: dict[int, _Session] = {}
 
     def open(self, slot: int, capacity: int, buffers: list[torch.Tensor] | None = None) -> None:
@@ -76,6 +97,32 @@ class KvSlots:
         """Frees a session's buffers."""
         self._sessions.pop(slot, None)
 
+    def read(self, slot: int) -> torch.Tensor | None:
+        """A copy of what a slot holds, [layers, 2 * kv_heads, tokens, head_dim]; None for an unknown slot."""
+        session = self._sessions.get(slot)
+        if session is None:
+            return None
+        return torch.stack([buffer[:, : session.length] for buffer in session.buffers])
+
+    def write(self, slot: int, state: torch.Tensor) -> bool:
+        """Puts what `read` gave elsewhere into an open slot; False when it does not fit."""
+        session = self._sessions.get(slot)
+        shape = (self._layers, 2 * self._kv_heads, state.shape[2] if state.ndim == 4 else 0, self._head_dim)
+        if session is None or tuple(state.shape) != shape or shape[2] > session.capacity:
+            return False
+        for buffer, layer in zip(session.buffers, state.to(self._device, self._dtype), strict=True):
+            buffer[:, : shape[2]].copy_(layer)
+        session.length = shape[2]
+        return True
+
+    def rewind(self, slot: int, tokens: int) -> bool:
+        """Forgets what a slot holds from position `tokens` on; False for an unknown slot."""
+        session = self._sessions.get(slot)
+        if session is None:
+            return False
+        session.length = min(session.length, tokens)
+        return True
+
     def spans(self, rows: Sequence[Row]) -> list[Span]:
         """Checks the rows of a forward pass and resolves them.
 
@@ -88,8 +135,10 @@ class KvSlots:
         first = 0
         for row in rows:
             session = self._checked(row)
-            mask = self._mask(row) if row.count > 1 and row.start > 0 else None
-            spans.append(Span(session.buffers, first, row.start, row.count, mask))
+            seen = max(0, row.start - self._window + 1) if self._window else 0
+            is_windowed = 0 < self._window < row.start + row.count
+            mask = self._mask(row, seen) if row.count > 1 and (row.start > 0 or is_windowed) else None
+            spans.append(Span(session.buffers, first, row.start, row.count, seen, mask))
             first += row.count
         return spans
 
@@ -114,9 +163,12 @@ class KvSlots:
         for row in rows:
             self._sessions[row.slot].length = row.start + row.count
 
-    def _mask(self, row: Row) -> torch.Tensor:
-        seen = torch.ones(row.count, row.start + row.count, dtype=torch.bool, device=self._device)
-        hidden = ~seen.tril(row.start)
+    def _mask(self, row: Row, seen: int) -> torch.Tensor:
+        ones = torch.ones(row.count, row.start + row.count - seen, dtype=torch.bool, device=self._device)
+        visible = ones.tril(row.start - seen)
+        if self._window:
+            visible &= ones.triu(row.start - seen - self._window + 1)
+        hidden = ~visible
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, float("-inf")).repeat(self._group, 1)
 
@@ -137,8 +189,8 @@ class KvSlots:
         mine = qkv[span.first : span.first + span.count]
         buffer = span.buffers[layer]
         buffer[:, span.start : end].copy_(mine[:, kv_heads * group :].transpose(0, 1))
-        keys = buffer[None, :kv_heads, :end]
-        values = buffer[None, kv_heads:, :end]
+        keys = buffer[None, :kv_heads, span.seen : end]
+        values = buffer[None, kv_heads:, span.seen : end]
         query = mine[:, : kv_heads * group]
         place = out[span.first : span.first + span.count]
         if span.count == 1:

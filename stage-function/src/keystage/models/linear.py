@@ -56,10 +56,26 @@ def is_packable(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype is torch.float32
 
 
+def ready_linear(matrix: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """As `linear`, with a matrix that another process has packed, or has left as it is.
+
+    Args:
+        matrix: [out, in], a packed one from the same oneDNN.
+        bias: [out] or None.
+    """
+    if matrix.is_mkldnn:
+        return _multiplying(matrix, bias)
+    return linear(matrix, bias, packed=False)
+
+
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None, keep: Keep | None) -> Linear:
     blocks = getattr(torch.ops.mkldnn, _REORDER)(weight)
     if keep is not None:
         keep(blocks)
+    return _multiplying(blocks, bias)
+
+
+def _multiplying(blocks: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     own_bias = None if bias is None else bias.clone()
     multiply_blocks = getattr(torch.ops.mkldnn, _MULTIPLY).default
 

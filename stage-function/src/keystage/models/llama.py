@@ -1,184 +1,155 @@
-"""The Llama family: a stage in torch, with ragged batches and its own KV state.
+"""The Llama family and what shares its shape: Llama, Mistral, Qwen2 and Qwen3, their config.json and names.
 
-Loaded by `models.loading`, driven by the worker wave by wave. All matrix multiplications run once
-over the flattened tokens of all rows; attention runs per row, because each session keeps its keys
-and values in a buffer of its own (measured on CPU: gathering them into one padded batch costs more
-than it saves). This module samples nothing and knows no sessions, only slots.
+Rotary positions, RMS norms, a gated MLP. The four differ in where biases are, in norms over the heads
+of q and k, in a sliding window, and in what config.json leaves out. What is not implemented is refused
+by name, so that no stage ever computes something else than the model says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import torch
-from torch.nn import functional
-
-from keystage.models import llama_config, llama_layout
-from keystage.models.base import ModelShape, Row, StageError, StageRole, StageTensor
-from keystage.models.kv import KvSlots
-from keystage.models.llama_config import LlamaConfig
-from keystage.models.llama_parameters import Layer, StageParameters, gather
-from keystage.models.rope import RotaryTable, frequencies, rotate_
-from keystage.models.shared import Keep
+from keystage.bundle.errors import SplitError
+from keystage.models.config_fields import count, flag, head_size, number, refuse_others, rope
+from keystage.models.decoder_config import DecoderConfig
+from keystage.models.decoder_family import DecoderFamily
+from keystage.models.decoder_layout import DecoderLayout
 
 
-class LlamaStage:
-    """Layers [first, end) of a Llama model, with the embedding and the head where they belong."""
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """In what an architecture of the family differs.
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        role: StageRole,
-        parameters: StageParameters,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        self._config = config
-        self._parameters = parameters
-        self.role = role
-        self.shape = ModelShape(config.layers, config.hidden_size, config.vocab_size, config.context_length)
-        self.device = device
-        self.dtype = dtype
-        group = config.heads // config.kv_heads
-        self._slots = KvSlots(
-            role.end_layer - role.first_layer, config.kv_heads, group, config.head_dim, device, dtype
-        )
-        self._rope = RotaryTable(frequencies(config.head_dim, config.rope_theta, config.rope), device, dtype)
+    Attributes:
+        qkv_bias: whether q, k, v have a bias; None: `attention_bias` says so, for the output too.
+        has_mlp_bias_field: whether `mlp_bias` is a field of its config.json.
+        has_qk_norm: whether heads of q and k have a norm.
+        window: where a sliding window is said: nowhere, in one field, or layer by layer.
+        context_length: where config.json leaves it out.
+        kv_heads: where config.json leaves them out; 0: as many as heads.
+        head_dim: where config.json leaves it out; 0: hidden_size / heads.
+    """
 
-    @property
-    def kv_token_bytes(self) -> int:
-        """See `LoadedStage.kv_token_bytes`."""
-        layers = self.role.end_layer - self.role.first_layer
-        return 2 * layers * self._config.kv_heads * self._config.head_dim * self.dtype.itemsize
-
-    @property
-    def config(self) -> LlamaConfig:
-        """Sizes and constants."""
-        return self._config
-
-    @property
-    def parameters(self) -> StageParameters:
-        """What it multiplies with; `llama_decode` runs on the same."""
-        return self._parameters
-
-    @property
-    def kv(self) -> KvSlots:
-        """KV state of its sessions."""
-        return self._slots
-
-    @torch.inference_mode()
-    def open(self, slot: int, capacity: int, buffers: list[torch.Tensor] | None = None) -> None:
-        """See `StageModel.open`; `buffers`: see `KvSlots.open`."""
-        if not 1 <= capacity <= self._config.context_length:
-            raise StageError(
-                f"slot {slot}: capacity must be 1 to {self._config.context_length} tokens, got {capacity}"
-            )
-        self._rope.grow(capacity)
-        self._slots.open(slot, capacity, buffers)
-
-    def close(self, slot: int) -> None:
-        """See `StageModel.close`."""
-        self._slots.close(slot)
-
-    @torch.inference_mode()
-    def forward(self, x: torch.Tensor, rows: Sequence[Row], want: Sequence[int]) -> torch.Tensor:
-        """See `StageModel.forward`."""
-        spans = self._slots.spans(rows)
-        tokens = sum(row.count for row in rows)
-        hidden = self._entered(x, tokens)
-        if not tokens:
-            return self._left(hidden, rows, [])
-        positions = torch.cat([torch.arange(row.start, row.start + row.count) for row in rows])
-        cos, sin = self._rope.at(positions.to(self.device))
-        config = self._config
-        queried = config.heads * config.head_dim
-        for index, layer in enumerate(self._parameters.layers):
-            qkv = layer.qkv(self._normed(hidden, layer.attention_norm))
-            qkv = qkv.view(tokens, config.heads + 2 * config.kv_heads, config.head_dim)
-            rotate_(qkv[:, : config.heads + config.kv_heads], cos, sin)
-            attended = qkv.new_empty(tokens, config.heads, config.head_dim)
-            for span in spans:
-                self._slots.attend(index, span, qkv, attended)
-            hidden = hidden + layer.out(attended.view(tokens, queried))
-            hidden = hidden + self._mlp(layer, self._normed(hidden, layer.mlp_norm))
-        self._slots.commit(rows)
-        return self._left(hidden, rows, want)
-
-    def _entered(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Checks the input and turns ids into embeddings."""
-        expected = (tokens,) if self.role.is_first else (tokens, self._config.hidden_size)
-        if tuple(x.shape) != expected:
-            raise StageError(f"input of shape {tuple(x.shape)}, {expected} expected for these rows")
-        embedding = self._parameters.embedding
-        if embedding is None:
-            return x.to(self.device, self.dtype)
-        if tokens:
-            self.check_ids(int(x.min()), int(x.max()))
-        return functional.embedding(x.to(self.device, torch.int64), embedding)
-
-    def check_ids(self, least: int, greatest: int) -> None:
-        """Refuses ids outside the vocabulary: on a GPU they would end the whole process."""
-        if least < 0 or greatest >= self._config.vocab_size:
-            raise StageError(
-                f"token ids {least} to {greatest}, the vocabulary is 0 to {self._config.vocab_size - 1}"
-            )
-
-    def _left(self, hidden: torch.Tensor, rows: Sequence[Row], want: Sequence[int]) -> torch.Tensor:
-        """The activation as it leaves: unchanged, or as logits of the wanted rows."""
-        head = self._parameters.head
-        if head is None:
-            return hidden
-        if not want:
-            return torch.empty(0, self._config.vocab_size, device=self.device)
-        ends: list[int] = []
-        for row in rows:
-            ends.append((ends[-1] if ends else -1) + row.count)
-        newest = hidden[torch.tensor([ends[index] for index in want], device=self.device)]
-        return head(self._normed(newest, self._parameters.final_norm)).float()
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return functional.rms_norm(x, (self._config.hidden_size,), weight, self._config.norm_eps)
-
-    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        gate, up = layer.gate_up(x).chunk(2, -1)
-        return layer.down(functional.silu(gate).mul_(up))
+    qkv_bias: bool | None = None
+    has_mlp_bias_field: bool = False
+    has_qk_norm: bool = False
+    window: Literal["none", "field", "layers"] = "none"
+    context_length: int = 2048
+    kv_heads: int = 0
+    head_dim: int = 0
 
 
-class LlamaFamily:
-    """`keystage.models.base.Family` for `LlamaForCausalLM`."""
+_LLAMA = _Member(has_mlp_bias_field=True)
+_MEMBERS: Mapping[str, _Member] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _Member(qkv_bias=False, window="field", context_length=4096 * 32, kv_heads=8),
+    "Qwen2ForCausalLM": _Member(qkv_bias=True, window="layers", context_length=32768, kv_heads=32),
+    "Qwen3ForCausalLM": _Member(
+        has_qk_norm=True, window="layers", context_length=32768, kv_heads=32, head_dim=128
+    ),
+}
 
-    name = "llama"
-    architectures = ("LlamaForCausalLM",)
 
-    def shape(self, config: Mapping[str, Any]) -> ModelShape:
-        """See `Family.shape`."""
-        parsed = llama_config.parse(config)
-        return ModelShape(parsed.layers, parsed.hidden_size, parsed.vocab_size, parsed.context_length)
+def describe(config: Mapping[str, Any]) -> tuple[DecoderConfig, DecoderLayout]:
+    """Reads a config.json.
 
-    def stage_tensors(self, config: Mapping[str, Any], role: StageRole) -> list[StageTensor]:
-        """See `Family.stage_tensors`."""
-        return llama_layout.stage_tensors(llama_config.parse(config), role)
+    Raises:
+        SplitError: a field is missing or impossible, or asks for what is not implemented.
+    """
+    named = [name for name in config.get("architectures") or [] if name in _MEMBERS]
+    member = _MEMBERS[named[0]] if named else _LLAMA
+    refuse_others(config, "llama", {"quantization_config": (None,), "hidden_act": (None, "silu", "swish")})
+    found = _sizes(config, member)
+    has_attention_bias = member.qkv_bias is None and flag(config, "attention_bias", default=False)
+    return found, DecoderLayout(
+        embedding="model.embed_tokens",
+        final_norm="model.norm",
+        head="lm_head",
+        layer="model.layers.{}.",
+        attention_norm="input_layernorm",
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out="self_attn.o_proj",
+        mlp_norm="post_attention_layernorm",
+        up=("mlp.gate_proj", "mlp.up_proj"),
+        down="mlp.down_proj",
+        q_norm="self_attn.q_norm" if member.has_qk_norm else "",
+        k_norm="self_attn.k_norm" if member.has_qk_norm else "",
+        has_qkv_bias=has_attention_bias or member.qkv_bias is True,
+        has_out_bias=has_attention_bias,
+        has_mlp_bias=member.has_mlp_bias_field and flag(config, "mlp_bias", default=False),
+    )
 
-    def end_parameters(self, config: Mapping[str, Any]) -> tuple[int, int]:
-        """See `Family.end_parameters`."""
-        parsed = llama_config.parse(config)
-        matrix = parsed.vocab_size * parsed.hidden_size
-        return matrix, matrix + parsed.hidden_size
 
-    def is_derived(self, config: Mapping[str, Any], name: str) -> bool:
-        """See `Family.is_derived`."""
-        return llama_layout.is_derived(llama_config.parse(config), name)
+def _sizes(config: Mapping[str, Any], member: _Member) -> DecoderConfig:
+    heads, hidden_size = count(config, "num_attention_heads"), count(config, "hidden_size")
+    kv_heads = count(config, "num_key_value_heads", member.kv_heads or heads)
+    if heads % kv_heads:
+        raise SplitError(f"config.json: {heads} heads are no multiple of {kv_heads} key-value heads")
+    if config.get("head_dim") is None and not member.head_dim:
+        head_dim = head_size(hidden_size, heads)
+    else:
+        head_dim = count(config, "head_dim", member.head_dim)
+    if head_dim % 2:
+        raise SplitError(f"config.json: head_dim must be even for rotary positions, got {head_dim}")
+    context_length = count(config, "max_position_embeddings", member.context_length)
+    theta, scaling = rope(config, context_length)
+    layers = count(config, "num_hidden_layers")
+    return DecoderConfig(
+        layers=layers,
+        hidden_size=hidden_size,
+        mlp_size=count(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=count(config, "vocab_size"),
+        context_length=context_length,
+        norm_eps=number(config, "rms_norm_eps", 1e-6),
+        rope=scaling,
+        rope_theta=theta,
+        has_qk_norm=member.has_qk_norm,
+        window=_window(config, member, layers),
+        is_tied=flag(config, "tie_word_embeddings", default=False),
+    )
 
-    def build(
-        self,
-        config: Mapping[str, Any],
-        role: StageRole,
-        tensors: Mapping[str, torch.Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
-        share: Keep | None = None,
-    ) -> LlamaStage:
-        """See `Family.build`."""
-        parsed = llama_config.parse(config)
-        return LlamaStage(parsed, role, gather(parsed, role, tensors, device, dtype, share), device, dtype)
+
+def _window(config: Mapping[str, Any], member: _Member, layers: int) -> int:
+    """The sliding window of all layers, 0 for none.
+
+    Raises:
+        SplitError: the layers differ, or the architecture knows no window.
+    """
+    if member.window == "none":
+        refuse_others(config, "llama", {"sliding_window": (None,)})
+        return 0
+    if config.get("sliding_window") is None:
+        return 0
+    window = count(config, "sliding_window")
+    if member.window == "field":
+        return window
+    is_used = flag(config, "use_sliding_window", default=False)
+    first = config.get("max_window_layers", 28)
+    if not isinstance(first, int):
+        raise SplitError(f"config.json: max_window_layers must be a whole number, got {first!r}")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        slides = [kind == "sliding_attention" for kind in kinds[:layers]]
+    else:
+        slides = [is_used and index >= first for index in range(layers)]
+    if not any(slides):
+        return 0
+    if is_used and all(slides):
+        return window
+    raise SplitError(
+        f"config.json: a sliding window in {sum(slides)} of {layers} layers is not supported for llama: "
+        f"use_sliding_window = {is_used}, max_window_layers = {first}"
+    )
+
+
+def _is_derived(name: str) -> bool:
+    """Rotary tables, which older versions stored."""
+    return name.endswith(".rotary_emb.inv_freq")
+
+
+LLAMA = DecoderFamily("llama", tuple(_MEMBERS), describe, _is_derived)

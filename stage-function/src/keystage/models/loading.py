@@ -16,10 +16,12 @@ from keystage.bundle import store
 from keystage.bundle.api import Pipeline
 from keystage.bundle.hashing import buffer_chunks
 from keystage.bundle.safetensors_file import parse_header, read_range
-from keystage.models.base import LoadedStage, Row, StageRole, torch_dtype
+from keystage.models.base import AnyStage, LoadedStage, Row, StageRole, torch_dtype
 from keystage.models.families import family_named
+from keystage.models.program import ModuleParameters
 from keystage.models.raw import tensors_in
 from keystage.models.shared import Keep
+from keystage.models.single_pass import SinglePassStage, looping_stage, single_pass_stage
 
 _WARM_TOKENS = 16
 _WARM_BATCHES = (1, 2, 4, 8)
@@ -71,7 +73,7 @@ def load_stage(
     *,
     check: bool = True,
 ) -> LoadedStage:
-    """Loads a stage onto a device.
+    """Loads a looping stage onto a device.
 
     Args:
         bundle_dir: folder or `file://` address of the bundle.
@@ -84,9 +86,29 @@ def load_stage(
     Raises:
         BundleError: see `read_stage`; or a parameter is missing.
         SplitError: unknown family or type name.
+        StageError: the stage is single-pass.
     """
     tensors = read_stage(bundle_dir, pipeline, stage_index, check=check)
-    return build_stage(pipeline, stage_index, tensors, device, dtype)
+    return looping_stage(build_stage(pipeline, stage_index, tensors, device, dtype))
+
+
+def load_single_pass(
+    bundle_dir: str | os.PathLike[str],
+    pipeline: Pipeline,
+    stage_index: int,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    *,
+    check: bool = True,
+) -> SinglePassStage:
+    """Loads a single-pass stage onto a device; see `load_stage`.
+
+    Raises:
+        BundleError, SplitError: see `load_stage`.
+        StageError: the stage is looping.
+    """
+    tensors = read_stage(bundle_dir, pipeline, stage_index, check=check)
+    return single_pass_stage(build_stage(pipeline, stage_index, tensors, device, dtype))
 
 
 def build_stage(
@@ -96,7 +118,7 @@ def build_stage(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
     share: Keep | None = None,
-) -> LoadedStage:
+) -> AnyStage:
     """Makes a stage from parameters that are in memory already; see `load_stage`.
 
     Args:
@@ -116,26 +138,63 @@ def build_stage(
         )
 
 
-def warm_up(model: LoadedStage) -> None:
-    """Runs prefill and decode once in a few sizes, so that the first request meets warm kernels.
+def warm_up(stage: AnyStage) -> None:
+    """Runs it once in a few sizes, so that the first request meets warm kernels.
 
-    Opens and closes slots below zero; the sessions a worker holds are not touched.
+    A looping stage computes prompts and decode steps in slots below zero, which it opens and closes;
+    the sessions a worker holds are not touched. Parameters of a stream module run nothing.
     """
-    steps = min(_WARM_TOKENS, model.shape.context_length - 1)
-    slots = [-1 - row for row in range(max(_WARM_BATCHES))]
+    if isinstance(stage, ModuleParameters):
+        return
+    if isinstance(stage, SinglePassStage):
+        # Of an image network on a CPU an item takes a third of a second.
+        for batch in _WARM_BATCHES[:2] if stage.device.type == "cpu" else _WARM_BATCHES:
+            stage.forward(stage.samples(batch))
+    else:
+        _warm_up_sessions(looping_stage(stage))
+    synchronize(stage)
+
+
+def rehearse(stage: AnyStage, slot: int, tokens: int) -> None:
+    """Computes tokens, or an item, of no meaning.
+
+    Args:
+        stage: any; a first wave or batch brings its kernels.
+        slot: of a looping stage, opened and closed.
+        tokens: how many a looping stage computes, at least; those of its prefix come before them.
+    """
+    if isinstance(stage, ModuleParameters):
+        return
+    if isinstance(stage, SinglePassStage):
+        stage.forward(stage.samples(1))
+        return
+    model = looping_stage(stage)
+    count = model.shape.prefix + tokens
+    model.open(slot, count)
     try:
-        for slot in slots:
-            model.open(slot, steps + 1)
-        if steps:
-            for slot in slots:
-                model.forward(sample_input(model, steps), [Row(slot, 0, steps)], [0])
-        for batch in _WARM_BATCHES:
-            rows = [Row(slot, 0, 1) for slot in slots[:batch]]
-            model.forward(sample_input(model, batch), rows, range(batch))
+        model.forward(sample_input(model, count), [Row(slot, 0, count)], [0])
     finally:
-        for slot in slots:
+        model.close(slot)
+
+
+def _warm_up_sessions(model: LoadedStage) -> None:
+    prefix, context = model.shape.prefix, model.shape.context_length
+    batches = _WARM_BATCHES[:2] if prefix else _WARM_BATCHES
+    opening = max(prefix + 1, min(prefix + _WARM_TOKENS, context - len(batches)))
+    lengths = {-1 - row: opening for row in range(max(batches))}
+    try:
+        for slot in lengths:
+            model.open(slot, min(opening + len(batches), context))
+            model.forward(sample_input(model, opening), [Row(slot, 0, opening)], [0])
+        for batch in batches:
+            slots = [slot for slot in list(lengths)[:batch] if lengths[slot] < context]
+            rows = [Row(slot, lengths[slot], 1) for slot in slots]
+            if rows:
+                model.forward(sample_input(model, len(rows)), rows, range(len(rows)))
+            lengths.update({slot: lengths[slot] + 1 for slot in slots})
+    finally:
+        for slot in lengths:
             model.close(slot)
-    synchronize(model)
 
 
 def sample_input(model: LoadedStage, tokens: int) -> torch.Tensor:
@@ -146,7 +205,7 @@ def sample_input(model: LoadedStage, tokens: int) -> torch.Tensor:
     return torch.randn(tokens, model.shape.hidden_size, generator=generator).to(model.device, model.dtype)
 
 
-def synchronize(model: LoadedStage) -> None:
+def synchronize(model: AnyStage) -> None:
     """Waits until the device has finished what was queued; returns at once on CPU."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

@@ -1,9 +1,10 @@
 """A stage's own parameters moved into memory that forked children share.
 
-Used by the KeysManager's holder while a stage is built for the CPU: `models.llama_parameters` hands
+Used by the KeysManager's holder while a stage is built for the CPU: `models.named_tensors` hands
 over every large tensor it made (packed matrices, embedding, head). The whole pages of its memory are
 written to one memfd, which is mapped over them, shared and read-only: the tensor stays as it is, at
-its address, but is no anonymous memory any more, and children map the same pages.
+its address, but is no anonymous memory any more, and children map the same pages. The file holds each tensor
+as a whole, so that a process which is no child can use it too (`Ready`).
 
 Memory moved so must never go back to the allocator, which would write into it: moved tensors are
 kept to the end of the process. This module must not know what the tensors mean.
@@ -16,7 +17,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -25,6 +26,22 @@ MIN_BYTES = 64 * 1024
 
 Keep: TypeAlias = Callable[[torch.Tensor], None]
 """Takes a tensor that a stage has made for itself and will hold for life."""
+
+
+@runtime_checkable
+class Ready(Protocol):
+    """A `Keep` whose tensors were made before: a stage that is given one makes none of them itself."""
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        """See `Keep`; never needed."""
+
+    def take(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """The next tensor, in the order in which a stage hands them to `Keep`.
+
+        Raises:
+            BundleError: it has another shape, or there is none.
+        """
+
 
 _WRITE_BYTES = 1024 * 1024 * 1024
 _MAP_FIXED = 0x10
@@ -48,6 +65,10 @@ class SharedMemory:
 
     Args:
         name: shown in /proc, for people.
+
+    Attributes:
+        nbytes: bytes of the file that hold tensors, in whole pages.
+        moved: every tensor that was handed over, in order, and where the file holds it; -1: it was small.
     """
 
     def __init__(self, name: str) -> None:
@@ -57,6 +78,7 @@ class SharedMemory:
         self._reader = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         self._spans: list[tuple[int, int]] = []
         self.nbytes = 0
+        self.moved: list[tuple[torch.Tensor, int]] = []
 
     def move(self, tensor: torch.Tensor) -> None:
         """Moves a contiguous or packed CPU tensor; small ones stay.
@@ -69,16 +91,40 @@ class SharedMemory:
         start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
         if length < MIN_BYTES:
+            self.moved.append((tensor, -1))
             return
         _kept.append(tensor)
-        offset = self.nbytes
-        try:
-            _write(self._fd, offset, start, length)
-        except OSError as error:
-            raise SharedMemoryError(f"cannot share {length} bytes: {error.strerror}") from error
-        _map_over(start, length, mmap.PROT_READ, mmap.MAP_SHARED, self._reader, offset)
+        # As far from a page's border as in memory: the whole pages can then be mapped over.
+        offset = self.nbytes + address % mmap.PAGESIZE
+        self.write(bytes_of(tensor), offset)
+        inner = offset + start - address
+        _map_over(start, length, mmap.PROT_READ, mmap.MAP_SHARED, self._reader, inner)
         self._spans.append((start, length))
-        self.nbytes += length
+        self.moved.append((tensor, offset))
+        self.nbytes = -(-(offset + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Writes to the file; it is not mapped for that, which would forbid the write seal.
+
+        Args:
+            data: what.
+            offset: where, in bytes from the file's start; `nbytes` stays as it is.
+
+        Raises:
+            SharedMemoryError: no memory.
+        """
+        view = memoryview(data).cast("B")
+        nbytes = len(view)
+        try:
+            while view:
+                done = os.pwrite(self._fd, view[:_WRITE_BYTES], offset)
+                view, offset = view[done:], offset + done
+        except OSError as error:
+            raise SharedMemoryError(f"cannot share {nbytes} bytes: {error.strerror}") from error
+
+    def reader(self) -> int:
+        """A descriptor of the file through which nothing can be written; the caller's."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def seal(self) -> None:
         """Makes size and content final; what is mapped stays, the descriptors go."""
@@ -113,6 +159,12 @@ class SharedMemory:
         self._spans.clear()
 
 
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A contiguous or packed CPU tensor's memory, while it lives."""
+    address, nbytes = _memory_of(tensor)
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Address and length in bytes."""
     if tensor.is_mkldnn:
@@ -120,14 +172,6 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     assert tensor.device.type == "cpu"
     assert tensor.is_contiguous()
     return tensor.data_ptr(), tensor.nbytes
-
-
-def _write(fd: int, offset: int, start: int, length: int) -> None:
-    """Copies memory to a file; written, not mapped: a mapping would forbid the write seal."""
-    source = memoryview((ctypes.c_char * length).from_address(start)).cast("B")
-    done = 0
-    while done < length:
-        done += os.pwrite(fd, source[done : done + _WRITE_BYTES], offset + done)
 
 
 def _map_over(start: int, length: int, protection: int, kind: int, fd: int, offset: int) -> None:
@@ -142,8 +186,3 @@ def trim_heap() -> None:
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def can_share_packed() -> bool:
-    """Whether this torch can tell where a packed matrix lies."""
-    return hasattr(torch.ops.mkldnn, "data_ptr") and hasattr(torch.ops.mkldnn, "_nbytes")

@@ -10,6 +10,9 @@ import msgspec
 
 STATS_PATH = "/_/stats"
 
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Upper bounds of the buckets in which batches are counted by size; the last bucket has none."""
+
 
 class ReplicaStats(msgspec.Struct, frozen=True):
     """One worker as the router sees it.
@@ -24,6 +27,11 @@ class ReplicaStats(msgspec.Struct, frozen=True):
         busy_s: cumulative compute seconds by hosted stage.
         batches: cumulative batches by hosted stage.
         rows: cumulative rows by hosted stage.
+        kv_blocks: its KV blocks, 0 for single-pass.
+        kv_blocks_free: KV blocks that nobody holds.
+        preemptions: cumulative preemptions on the paths it owns.
+        served_s: seconds since it became ready.
+        idle_s: seconds of these in which this router had given it nothing (single-pass).
     """
 
     replica: str
@@ -35,6 +43,11 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     busy_s: list[float]
     batches: list[int]
     rows: list[int]
+    kv_blocks: int = 0
+    kv_blocks_free: int = 0
+    preemptions: int = 0
+    served_s: float = 0.0
+    idle_s: float = 0.0
 
 
 class StageCounters(msgspec.Struct, frozen=True):
@@ -54,6 +67,10 @@ class StageCounters(msgspec.Struct, frozen=True):
             residence of the session from bound to finished (looping).
         service_sq_sum_s2: sum of squared service times.
         sojourn_sum_s: sum of wait + service of served items.
+        due: items with a stage deadline that left the stage or were given up there (single-pass).
+        late: those of `due` that left it after that deadline.
+        dropped: those of `due` that were refused there because they could not meet it.
+        batch_sizes: batches by size: bucket i up to `BATCH_BOUNDS[i]`, and one for larger ones.
     """
 
     stage: int
@@ -68,6 +85,10 @@ class StageCounters(msgspec.Struct, frozen=True):
     service_sum_s: float
     service_sq_sum_s2: float
     sojourn_sum_s: float
+    due: int = 0
+    late: int = 0
+    dropped: int = 0
+    batch_sizes: list[int] = []
 
 
 class RouterStats(msgspec.Struct, frozen=True):

@@ -15,8 +15,9 @@ import zmq
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
+from keystage.bundle import home
 from keystage.bundle.errors import BundleError
-from keystage.bundle.store import bundle_path, load
+from keystage.bundle.store import load
 from keystage.router.config import RouterConfig
 from keystage.router.face import Face
 from keystage.router.metrics import samples
@@ -44,7 +45,9 @@ async def serve(config: RouterConfig) -> None:
         WireError: a setting of the wire cannot be used.
         zmq.ZMQError: the inbox address is taken.
     """
-    folder = bundle_path(config.bundle)
+    folder = await asyncio.to_thread(
+        home.local_folder, config.bundle, home.folder_in(config.run, config.bundle)
+    )
     pipeline = load(folder)
     text = load_text(pipeline, folder)
     listening = listen(config.http)
@@ -55,6 +58,7 @@ async def serve(config: RouterConfig) -> None:
         EventLog(config.events, config.replica),
         config.max_body_bytes,
         config.waves,
+        config.batch_settings(),
     )
     node.start()
     REGISTRY.register(Samples(lambda: samples(node.stats())))

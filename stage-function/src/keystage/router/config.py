@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
-from pydantic import Field
+import msgspec
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from keystage.batching.choice import parse_batching, parse_late
 from keystage.router.admission import AdmissionBounds
+from keystage.router.batch_settings import BatchSettings
 
 
 class RouterConfig(BaseSettings):
@@ -16,7 +20,8 @@ class RouterConfig(BaseSettings):
 
     Attributes:
         pipeline: pipeline name.
-        bundle: `file://` URL or path of the bundle.
+        bundle: `file://` URL or path of the bundle, or its `http(s)://` home.
+        run: folder for what is fetched from an HTTP home.
         router: inbox address to bind: `ipc://PATH`, `tcp://HOST:PORT`, or both (see `wire.address`).
         http: `host:port` or `fd://N`.
         replica: unique name.
@@ -27,6 +32,10 @@ class RouterConfig(BaseSettings):
         max_losses: workers a request may lose.
         max_body_bytes: largest request body.
         waves: waves in flight per path, 0 derives it from the path's devices.
+        batching: when batches of a single-pass pipeline start: `eager`, `timeout:MS`, `deferred`,
+            `partial-slo`.
+        late: what becomes of requests that cannot meet their deadline: `demote` or `refuse`.
+        slo: the pipeline's objective as JSON; `deadline_s` of it is the deadline that batches are planned by.
         lifeline_fd: see `wire.endpoints`.
     """
 
@@ -36,6 +45,7 @@ class RouterConfig(BaseSettings):
     bundle: str
     router: str
     http: str = "127.0.0.1:0"
+    run: Path = Path(".keystage/run")
     replica: str = "router"
     events: Path | None = None
     queue_items: int = Field(default=1024, ge=1)
@@ -44,11 +54,58 @@ class RouterConfig(BaseSettings):
     max_losses: int = Field(default=3, ge=0)
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     waves: int = Field(default=0, ge=0, le=1024)
+    batching: str = "eager"
+    late: str = "demote"
+    slo: str = ""
     lifeline_fd: int | None = None
+
+    @field_validator("batching")
+    @classmethod
+    def _is_batching(cls, value: str) -> str:
+        parse_batching(value)
+        return value
+
+    @field_validator("late")
+    @classmethod
+    def _is_late(cls, value: str) -> str:
+        parse_late(value)
+        return value
+
+    @field_validator("slo")
+    @classmethod
+    def _is_objective(cls, value: str) -> str:
+        _deadline_s(value)
+        return value
+
+    def batch_settings(self) -> BatchSettings:
+        """How batches are made."""
+        return BatchSettings(parse_batching(self.batching), parse_late(self.late), _deadline_s(self.slo))
 
     def bounds(self) -> AdmissionBounds:
         """The admission bounds."""
         return AdmissionBounds(self.queue_items, self.queue_bytes, self.deadline_s, self.max_losses)
+
+
+class _Objective(msgspec.Struct):
+    deadline_s: float | None = None
+
+
+def _deadline_s(slo: str) -> float | None:
+    """`deadline_s` of an objective, None where it states none.
+
+    Raises:
+        ValueError: it is no JSON object, or its deadline is no positive number of seconds.
+    """
+    if not slo:
+        return None
+    try:
+        given_s = msgspec.json.decode(slo, type=_Objective).deadline_s
+    except (msgspec.DecodeError, RecursionError) as error:
+        wanted = 'a JSON object such as {"deadline_s": 0.2}'
+        raise ValueError(f"it must be {wanted}, not {slo[:100]!r}: {error}") from error
+    if given_s is not None and not 0 < given_s < math.inf:
+        raise ValueError(f"deadline_s must be more than 0 and finite, it is {given_s}")
+    return given_s
 
 
 def cpu_waves() -> int:

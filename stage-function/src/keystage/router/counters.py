@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from keystage.router.api import StageCounters
+from bisect import bisect_left
+
+from keystage.router.api import BATCH_BOUNDS, StageCounters
 
 
 class StageMeter:
@@ -26,6 +28,8 @@ class StageMeter:
         self._service_sum_s = 0.0
         self._service_sq_sum_s2 = 0.0
         self._sojourn_sum_s = 0.0
+        self._due = self._late = self._dropped = 0
+        self._batch_sizes = [0] * (len(BATCH_BOUNDS) + 1)
 
     def arrived(self, now_s: float) -> None:
         """An item joined the queue for the first time."""
@@ -48,6 +52,20 @@ class StageMeter:
         self._service_sq_sum_s2 += service_s * service_s
         self._sojourn_sum_s += sojourn_s
 
+    def left(self, *, is_late: bool) -> None:
+        """An item with a stage deadline left the stage."""
+        self._due += 1
+        self._late += is_late
+
+    def given_up(self) -> None:
+        """An item with a stage deadline was refused here because of it."""
+        self._due += 1
+        self._dropped += 1
+
+    def batched(self, size: int) -> None:
+        """A batch was sent."""
+        self._batch_sizes[bisect_left(BATCH_BOUNDS, size)] += 1
+
     def mean_service_s(self) -> float | None:
         """Mean service time so far, None before the first."""
         return self._service_sum_s / self._services if self._services else None
@@ -67,4 +85,8 @@ class StageMeter:
             service_sum_s=self._service_sum_s,
             service_sq_sum_s2=self._service_sq_sum_s2,
             sojourn_sum_s=self._sojourn_sum_s,
+            due=self._due,
+            late=self._late,
+            dropped=self._dropped,
+            batch_sizes=list(self._batch_sizes),
         )

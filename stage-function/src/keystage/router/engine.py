@@ -65,6 +65,15 @@ class Failure(Refusal):
     code = "stage_failed"
 
 
+class ProgramRefusal(Failure):
+    """A stream program, or one of its modules, refused the request (the client's status), or failed on it."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status if 400 <= status < 600 else 500
+        self.code = InvalidRequest.code if self.status < 500 else Failure.code
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """What the pipeline admits.
@@ -94,6 +103,8 @@ class Generation:
         seed: 64-bit unsigned seed (drawn by the face if the client gave none).
         eos: token ids that end it.
         deadline_s: seconds from now within which it must finish, None for the pipeline's default.
+        input: what the first stage works on beside the prompt (samples of sound), kept for replay.
+        whole: tokens at the front of the prompt that the first stage takes in one row of their own.
     """
 
     prompt: Sequence[int]
@@ -103,6 +114,13 @@ class Generation:
     seed: int
     eos: Sequence[int]
     deadline_s: float | None = None
+    input: bytes = b""
+    whole: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps while it waits."""
+        return 4 * len(self.prompt) + len(self.input)
 
 
 class Engine(Protocol):
@@ -122,8 +140,34 @@ class Engine(Protocol):
             Refusal: on first iteration when not admitted, later when it fails or is too late.
         """
 
-    async def run(self, payload: bytes, deadline_s: float | None = None) -> bytes:
+    async def run(
+        self,
+        payload: bytes,
+        deadline_s: float | None = None,
+        dtype: str = "uint8",
+        shape: tuple[int, ...] | None = None,
+    ) -> bytes:
         """Sends one item through a single-pass pipeline and returns the last stage's bytes.
+
+        Args:
+            payload: the item's bytes.
+            deadline_s: seconds from now within which it must be answered, None for the default.
+            dtype: element type of the payload.
+            shape: its shape, None: bytes in a row.
+
+        Raises:
+            Refusal: as for `generate`.
+        """
+
+    async def call(
+        self, body: bytes, content_type: str, deadline_s: float | None = None
+    ) -> tuple[bytes, str]:
+        """Sends a request through a stream program; returns the answer and its content type.
+
+        Args:
+            body: the request's body.
+            content_type: of the body, empty where the client said none.
+            deadline_s: as for `run`.
 
         Raises:
             Refusal: as for `generate`.

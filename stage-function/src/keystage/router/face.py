@@ -21,6 +21,9 @@ from prometheus_client.exposition import choose_encoder
 
 from keystage.bundle.api import Pipeline
 from keystage.router.api import STATS_PATH
+from keystage.router.classes import Classifying
+from keystage.router.embeddings import PATH as EMBEDDINGS
+from keystage.router.embeddings import Embeddings
 from keystage.router.engine import Engine, Failure, InvalidRequest, Refusal
 from keystage.router.face_http import (
     BYTES,
@@ -37,13 +40,18 @@ from keystage.router.face_http import (
     start_events,
     watched,
 )
+from keystage.router.masks import MaskFilling
 from keystage.router.openai import Call, CallReader, Dialect
 from keystage.router.openai_errors import MethodNotAllowed, UnknownModel, UnknownPath, error_body
 from keystage.router.openai_render import Events, event, whole
 from keystage.router.openapi import PATH as OPENAPI_PATH
 from keystage.router.openapi import document
+from keystage.router.tasks import Task, task_of
 from keystage.router.text import TextCodec
 from keystage.router.text_output import FinishReason, TextOutput
+from keystage.router.transcriptions import PATH as TRANSCRIPTIONS
+from keystage.router.transcriptions import Transcriptions
+from keystage.router.transcriptions_model import speech_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -82,12 +90,19 @@ class Face:
         self._healthy = healthy
         self._limits = engine.limits
         self._calls = CallReader(pipeline, self._limits, text)
+        speech = speech_model(pipeline, text)
+        self._takes_sound = speech is not None
+        self._transcriptions = Transcriptions(engine, speech, text, pipeline.name)
+        self._embeddings = Embeddings(engine, pipeline, text)
+        self._plain = self._plain_call()
         self._openapi = msgspec.json.encode(document(pipeline, self._limits))
         self._created_at_s = int(time.time())
         self._routes: dict[str, dict[str, Handler]] = {
-            "/": {"POST": self._call_plain},
+            "/": {"POST": self._plain},
             "/v1/completions": {"POST": self._complete},
             "/v1/chat/completions": {"POST": self._chat},
+            EMBEDDINGS: {"POST": self._embeddings.serve},
+            TRANSCRIPTIONS: {"POST": self._transcriptions.serve},
             _MODELS: _get(self._list_models),
             "/_/health": _get(self._show_health),
             "/_/ready": _get(self._show_ready),
@@ -128,15 +143,41 @@ class Face:
 
     # ------------------------------------------------------------ generation
 
-    async def _call_plain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._limits.looping:
-            await self._generate(Dialect.PLAIN, scope, receive, send)
-            return
+    def _plain_call(self) -> Handler:
+        """What `POST /` does in this pipeline."""
+        if self._takes_sound:
+            return self._transcriptions.call
+        match task_of(self._pipeline):
+            case None:
+                return self._generate_plain
+            case Task.EMBED:
+                return self._embeddings.serve
+            case Task.FILL_MASK:
+                return MaskFilling(self._engine, self._pipeline, self._text).call
+            case Task.CLASSIFY:
+                return Classifying(self._engine, self._pipeline).call
+            case Task.BYTES:
+                return self._pass_bytes
+            case Task.PROGRAM:
+                return self._call_program
+
+    async def _generate_plain(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._generate(Dialect.PLAIN, scope, receive, send)
+
+    async def _pass_bytes(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._limits.max_body_bytes)
         deadline = deadline_s(scope)
         with watched(receive):
             answer = await self._engine.run(body, deadline)
         await send_whole(send, answer, BYTES)
+
+    async def _call_program(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._limits.max_body_bytes)
+        deadline = deadline_s(scope)
+        content_type = (header(scope, b"content-type") or b"").decode("latin-1")
+        with watched(receive):
+            answer, made_type = await self._engine.call(body, content_type, deadline)
+        await send_whole(send, answer, _safe(made_type))
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._generate(Dialect.COMPLETION, scope, receive, send)
@@ -147,8 +188,10 @@ class Face:
     async def _generate(self, dialect: Dialect, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._limits.looping:
             raise InvalidRequest(
-                f"pipeline {self._pipeline.name!r} is single-pass: POST / takes its input as bytes"
+                f"pipeline {self._pipeline.name!r} is single-pass and generates no text; POST / takes items"
             )
+        if self._takes_sound:
+            raise InvalidRequest(f"pipeline {self._pipeline.name!r} takes sound: POST {TRANSCRIPTIONS}")
         body = await read_body(scope, receive, self._limits.max_body_bytes)
         call = await self._calls.read(dialect, body, deadline_s(scope))
         output = TextOutput(self._text.decoder(call.generation.prompt), call.stops, call.generation.eos)
@@ -260,3 +303,9 @@ def _ending(output: TextOutput) -> tuple[str, int, FinishReason]:
 
 async def _send_state(send: Send, holds: bool, word: str) -> None:
     await send_whole(send, msgspec.json.encode({word: holds}), JSON, 200 if holds else 503)
+
+
+def _safe(content_type: str) -> bytes:
+    """A program's content type as a header's value; one that can be none is given up."""
+    value = content_type.encode("latin-1", "replace")
+    return value if value and all(0x20 <= byte < 0x7F for byte in value) else BYTES

@@ -78,7 +78,13 @@ class HashEngine:
                 group = list(ids[start : start + self._together])
                 yield group
 
-    async def run(self, payload: bytes, deadline_s: float | None = None) -> bytes:
+    async def run(
+        self,
+        payload: bytes,
+        deadline_s: float | None = None,
+        dtype: str = "uint8",
+        shape: tuple[int, ...] | None = None,
+    ) -> bytes:
         """See `Engine`; the output is the input reversed."""
         with self._session():
             await asyncio.sleep(self._delay_s)

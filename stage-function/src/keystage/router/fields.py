@@ -15,6 +15,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from keystage.models.bert_config import TOP_TOKENS
 from keystage.router import openai_chat
 from keystage.router import openai_values as values
 from keystage.router.openai_errors import FieldRefused
@@ -125,6 +126,22 @@ CHAT: Mapping[str, Field] = {
     "moderation": _REFUSED,
     "prompt_cache_options": _REFUSED,
     "prompt_cache_retention": _REFUSED,
+}
+
+EMBEDDINGS: Mapping[str, Field] = {
+    "model": _honoured(values.text, "the pipeline's name"),
+    "input": _honoured(
+        values.inputs, "a string, a list of token ids, or a list of up to 2048 of one of these; none empty"
+    ),
+    "encoding_format": _honoured(values.choice("float", "base64"), "`float` or `base64`; default `float`"),
+    "dimensions": _honoured(values.integer(1, _MOST_TOKENS), "only the model's own"),
+    "user": _NO_EFFECT,
+}
+
+FILL_MASK: Mapping[str, Field] = {
+    "model": _honoured(values.text, "the pipeline's name"),
+    "text": _honoured(values.filled_text, "a text with 1 to 64 times the tokenizer's mask"),
+    "top_k": _honoured(values.integer(1, TOP_TOKENS), "tokens for each mask; default 5"),
 }
 
 

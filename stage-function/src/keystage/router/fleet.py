@@ -35,6 +35,8 @@ class Worker:
         held_slots: slots in use.
         held_kv: KV positions in use.
         beat: last heartbeat.
+        idle_s: seconds it had nothing of this router in hand, until `idle_from_s`.
+        idle_from_s: since when it has nothing, None while it has something or is not ready yet.
     """
 
     hello: Hello
@@ -47,6 +49,19 @@ class Worker:
     held_slots: int = 0
     held_kv: int = 0
     beat: Heartbeat | None = None
+    idle_s: float = 0.0
+    idle_from_s: float | None = None
+
+    def works(self, now_s: float) -> None:
+        """It was given something."""
+        if self.idle_from_s is not None:
+            self.idle_s += now_s - self.idle_from_s
+            self.idle_from_s = None
+
+    def rests(self, now_s: float) -> None:
+        """It has nothing in hand."""
+        if self.idle_from_s is None:
+            self.idle_from_s = now_s
 
     @property
     def free_slots(self) -> int:
@@ -58,14 +73,18 @@ class Worker:
         """`starting`, `ready` or `draining`."""
         return "draining" if self.is_draining else "ready" if self.is_ready else "starting"
 
-    def admits(self, kv_tokens: int) -> bool:
-        """Whether there is credit for one more session of that size."""
+    def admits(self, kv_tokens: int, most_kv: int = 0) -> bool:
+        """Whether there is credit for one more session of that size, and it never outgrows the worker."""
+        if most_kv > self.hello.kv_tokens:
+            return False
         return self.free_slots > 0 and self.granted_kv - self.held_kv >= kv_tokens
 
 
-def replica_stats(worker: Worker) -> ReplicaStats:
+def replica_stats(worker: Worker, now_s: float) -> ReplicaStats:
     """A worker in the form of `RouterStats`."""
     hello, beat = worker.hello, worker.beat
+    has_served = worker.is_ready or worker.is_draining
+    resting_s = now_s - worker.idle_from_s if worker.idle_from_s is not None else 0.0
     return ReplicaStats(
         replica=hello.replica,
         stages=hello.stages,
@@ -76,6 +95,11 @@ def replica_stats(worker: Worker) -> ReplicaStats:
         busy_s=beat.busy_s if beat else [0.0] * len(hello.stages),
         batches=beat.batches if beat else [0] * len(hello.stages),
         rows=beat.rows if beat else [0] * len(hello.stages),
+        kv_blocks=beat.kv_blocks if beat else 0,
+        kv_blocks_free=beat.kv_blocks_free if beat else 0,
+        preemptions=beat.preemptions if beat else 0,
+        served_s=now_s - worker.ready_s if has_served else 0.0,
+        idle_s=worker.idle_s + resting_s,
     )
 
 
@@ -113,6 +137,7 @@ class Fleet:
         if worker is None or worker.is_ready or worker.is_draining:
             return None
         worker.is_ready, worker.ready_s, worker.seen_s = True, now_s, now_s
+        worker.rests(now_s)
         return worker
 
     def credit(self, address: str, message: Credit) -> None:
@@ -153,23 +178,9 @@ class Fleet:
         """Ready workers hosting a stage."""
         return sum(worker.is_ready for _, worker in self.of_stage(stage))
 
-    def idle_workers(self, stage: int) -> int:
-        """Ready workers of a stage that hold nothing."""
-        return sum(w.is_ready and not w.held_slots for _, w in self.of_stage(stage))
-
-    def choose(self, stage: int, kv_tokens: int = 0, exclude: Iterable[str] = ()) -> str | None:
-        """The worker with most free slots that has credit, ties to the smallest name; or None."""
-        best: tuple[int, str, str] | None = None
-        excluded = set(exclude)
-        for address, worker in self.of_stage(stage):
-            if address in excluded or not worker.admits(kv_tokens):
-                continue
-            key = (-worker.free_slots, worker.hello.replica, address)
-            if best is None or key < best:
-                best = key
-        return best[2] if best else None
-
-    def choose_path(self, kv_tokens: int, known: Iterable[tuple[str, ...]] = ()) -> tuple[str, ...] | None:
+    def choose_path(
+        self, kv_tokens: int, known: Iterable[tuple[str, ...]] = (), most_kv: int = 0
+    ) -> tuple[str, ...] | None:
         """One worker per stage, each with credit for one more session; None when a stage has none.
 
         Per stage the worker with most free slots, but among those nearly as free (`NEAR_SLOTS`)
@@ -177,13 +188,14 @@ class Fleet:
         a session more on a known path makes its waves thicker, a new path makes new, thin waves.
 
         Args:
-            kv_tokens: KV positions the session reserves.
+            kv_tokens: KV positions the session takes credit for.
             known: paths that exist.
+            most_kv: KV positions it can ever need; it is bound to workers that have so many in all.
         """
         path: list[str] = []
         prefixes = list(known)
         for stage in range(self.stages):
-            admitting = [(a, w) for a, w in self.of_stage(stage) if w.admits(kv_tokens)]
+            admitting = [(a, w) for a, w in self.of_stage(stage) if w.admits(kv_tokens, most_kv)]
             if not admitting:
                 return None
             most = max(worker.free_slots for _, worker in admitting)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from keystage.models.blocks import BLOCK_TOKENS
 from keystage.router.admission import AdmissionBounds, Gate
 from keystage.router.counters import StageMeter
 from keystage.router.engine import Failure, Generation, InvalidRequest, Refusal, TooLate
 from keystage.router.fleet import Fleet
-from keystage.router.paths import Path, PathBook, plan_moves
+from keystage.router.handings import Handings
+from keystage.router.paths import Bound, Path, PathBook, plan_moves
 from keystage.router.sessions import Deliver, Outcome, Refuse, Session, SessionState, advance
 from keystage.wire import api
 
@@ -46,6 +48,8 @@ class LoopingCore:
         self._sends: list[tuple[str, api.Message]] = []
         self._outcomes: list[Outcome] = []
         self._releases: dict[str, tuple[list[int], list[int]]] = {}
+        self._moved: dict[str, list[api.SessionSpec]] = {}
+        self._handings = Handings(fleet)
 
     def take(self) -> tuple[list[tuple[str, api.Message]], list[Outcome]]:
         """What is to be sent, in order, and what clients are to be told; forgets both."""
@@ -64,7 +68,7 @@ class LoopingCore:
         """
         need = len(request.prompt) + request.max_tokens
         self._check_fits(need)
-        self.gate.enter(4 * len(request.prompt))
+        self.gate.enter(request.nbytes)
         bounds = self.gate.bounds
         deadline_s = request.deadline_s if request.deadline_s is not None else bounds.default_deadline_s
         session = Session(self._next, request, list(request.prompt), now_s, now_s + deadline_s)
@@ -88,7 +92,7 @@ class LoopingCore:
     def worker_ready(self, address: str, now_s: float) -> None:
         """A replica is ready: it takes its share of running sessions, then queued ones."""
         for stage in self.fleet.workers[address].hello.stages:
-            self._even_out(stage)
+            self._even_out(stage, now_s)
         self._bind(now_s)
 
     def credit_changed(self, now_s: float) -> None:
@@ -97,12 +101,18 @@ class LoopingCore:
 
     def worker_draining(self, address: str, now_s: float) -> None:
         """A replica takes nothing new; its sessions move where there is credit."""
+        for session, _ in self._handings.to(address):
+            self._end_handing(session)
         for stage in self.fleet.workers[address].hello.stages:
-            self._even_out(stage)
+            self._even_out(stage, now_s)
         self._bind(now_s)
 
     def worker_lost(self, address: str, now_s: float) -> None:
         """A worker died (and is out of the fleet): its sessions are rebuilt by replay."""
+        unplaced = set()
+        for session, handing in self._handings.to(address):
+            unplaced.add(handing.addresses.index(address))
+            self._end_handing(session)
         gone = {path.number: path for path in self._paths.remove_through(address)}
         lost = [s for s in self._sessions.values() if s.path in gone]
         for living in self.fleet.workers:
@@ -112,6 +122,8 @@ class LoopingCore:
             session.losses += 1
         for session in reversed(lost):
             self._requeue(session, gone[session.path or 0])
+        for stage in unplaced:
+            self._even_out(stage, now_s)
         for session in [s for s in lost if s.losses > self.gate.bounds.max_losses]:
             self._refuse(
                 session,
@@ -133,6 +145,21 @@ class LoopingCore:
                 self._requeue(session, self._paths.by_number[session.path])
             else:
                 self._refuse(session, Failure(message.reason), now_s)
+        self._bind(now_s)
+
+    def handed(self, sender: str, message: api.Handed, now_s: float) -> None:
+        """The KV state of a session was copied, or could not be: now it moves."""
+        found = self._handings.answered(sender, message)
+        if found is None:
+            if message.positions:  # it came too late: nobody knows of the copy any more
+                self._sends.append((sender, api.Release([message.session], [message.epoch])))
+            return
+        session, handing = found
+        # The newest token was sampled behind the last stage: all have the positions before it.
+        kept = min(message.positions, len(session.tokens) - 1) if sender == handing.target else 0
+        self._end_handing(session, is_kept=kept > 0)
+        self._move(session, handing.addresses, kept)
+        self._send_moves()
         self._bind(now_s)
 
     def tokens(self, message: api.Tokens, now_s: float) -> None:
@@ -157,7 +184,11 @@ class LoopingCore:
             self._bind(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Refuses what is too late."""
+        """Refuses what is too late; replays what was not copied in time."""
+        for session, handing in self._handings.late(now_s):
+            self._end_handing(session)
+            self._move(session, handing.addresses)
+        self._send_moves()
         for session in [s for s in self._sessions.values() if s.deadline_s <= now_s]:
             waited_s = now_s - session.arrived_s
             where = "in the queue" if session.state is SessionState.QUEUED else "while running"
@@ -185,7 +216,7 @@ class LoopingCore:
     def _refuse_unfit(self, session: Session, now_s: float) -> bool:
         """Whether the first in the queue had to be refused: no worker that came since can hold it."""
         try:
-            self._check_fits(session.reservation)
+            self._check_fits(session.most_kv)
         except InvalidRequest as refusal:
             self._refuse(session, refusal, now_s)
             return True
@@ -195,20 +226,21 @@ class LoopingCore:
         started: dict[str, list[api.SessionSpec]] = {}
         while self._queue:
             session = self._queue[0]
-            addresses = self.fleet.choose_path(session.reservation, self._paths.workers())
+            addresses = self.fleet.choose_path(session.reservation, self._paths.workers(), session.most_kv)
             if addresses is None:
                 if not self._refuse_unfit(session, now_s):
                     break
                 continue
             self._queue.popleft()
             path = self._path(addresses)
-            self.fleet.hold(addresses, session.reservation)
+            session.held_kv = session.reservation
+            self.fleet.hold(addresses, session.held_kv)
             session.state = advance(session.state, SessionState.RUNNING)
             session.epoch += 1
             session.path = path.number
             session.bound_s = now_s
             if session.epoch == 1:
-                self.gate.leave(4 * len(session.request.prompt))
+                self.gate.leave(session.request.nbytes)
                 self.meters[0].waited(now_s - session.arrived_s)
             else:
                 self.replayed_tokens += len(session.tokens)
@@ -224,41 +256,76 @@ class LoopingCore:
         if is_new:
             replicas = [self.fleet.workers[a].hello.replica for a in addresses]
             waves = self._waves_of(addresses)
-            self._sends.append((path.owner, api.Route(path.number, replicas, list(addresses), waves)))
+            kv_blocks = min(self.fleet.workers[a].hello.kv_tokens for a in addresses) // BLOCK_TOKENS
+            route = api.Route(path.number, replicas, list(addresses), waves, kv_blocks)
+            self._sends.append((path.owner, route))
         return path
 
-    def _even_out(self, stage: int) -> None:
+    def _even_out(self, stage: int, now_s: float) -> None:
         running = sorted(
             (s for s in self._sessions.values() if s.path is not None), key=lambda s: (s.bound_s, s.number)
         )
         by_number = self._paths.by_number
-        entries = [(s.number, by_number[s.path].addresses, s.reservation) for s in running if s.path]
-        moved: dict[str, list[api.SessionSpec]] = {}
+        entries = [
+            Bound(
+                s.number,
+                s.handing.addresses if s.handing else by_number[s.path].addresses,
+                s.held_kv,
+                s.most_kv,
+                s.handing is not None,
+            )
+            for s in running
+            if s.path
+        ]
         for move in plan_moves(self.fleet, stage, entries):
             session = self._sessions[move.session]
-            assert session.path is not None
-            before = by_number[session.path].addresses
-            path = self._path(move.addresses)
-            left = set(before) - set(move.addresses)
-            self.fleet.give_back(left, session.reservation)
-            self.fleet.hold(set(move.addresses) - set(before), session.reservation)
-            self._release(session, left)
-            if before[0] != path.owner:
-                # The former owner must stop forming waves for it even if it stays on the path.
-                self._release(session, [before[0]])
-            session.epoch += 1
-            session.state = advance(session.state, SessionState.RUNNING)
-            session.path = path.number
-            self.moves += 1
-            self.replayed_tokens += len(session.tokens)
-            moved.setdefault(path.owner, []).append(session.spec())
+            before = by_number[session.path or 0].addresses
+            hand = self._handings.begin(session, before, move.addresses, stage, now_s)
+            if hand is None:
+                self._move(session, move.addresses)
+            else:
+                self._sends.append(hand)
+        self._send_moves()
+
+    def _move(self, session: Session, addresses: tuple[str, ...], kept: int = 0) -> None:
+        """Changes a session's path, under a higher epoch.
+
+        Args:
+            session: a running one.
+            addresses: the new path.
+            kept: positions whose KV state its workers have, 0: it is replayed.
+        """
+        assert session.path is not None
+        before = self._paths.by_number[session.path].addresses
+        path = self._path(addresses)
+        left = set(before) - set(addresses)
+        self.fleet.give_back(left, session.held_kv)
+        self.fleet.hold(set(addresses) - set(before), session.held_kv)
+        # A replay may wait for blocks where it stays as well, and must not wait for its own.
+        self._release(session, left if kept else before)
+        session.epoch += 1
+        session.state = advance(session.state, SessionState.RUNNING)
+        session.path = path.number
+        self.moves += 1
+        self.replayed_tokens += len(session.tokens) - kept
+        self._moved.setdefault(path.owner, []).append(session.spec(kept))
+
+    def _send_moves(self) -> None:
         self._send_releases()
-        for owner, specs in moved.items():
+        for owner, specs in self._moved.items():
             self._sends.append((owner, api.Move(specs)))
+        self._moved = {}
+
+    def _end_handing(self, session: Session, *, is_kept: bool = False) -> None:
+        """A copy has come, or is not wanted any more."""
+        target = self._handings.end(session)
+        if target is not None and not is_kept:
+            self._release(session, [target])
 
     def _requeue(self, session: Session, path: Path) -> None:
         """Back to the front of the queue; what the living workers of its path hold is freed."""
-        self.fleet.give_back(path.addresses, session.reservation)
+        self._end_handing(session)
+        self.fleet.give_back(path.addresses, session.held_kv)
         self._release(session, path.addresses)
         session.path = None
         session.state = advance(session.state, SessionState.QUEUED)
@@ -282,14 +349,15 @@ class LoopingCore:
         self._end(session, state, now_s)
 
     def _end(self, session: Session, state: SessionState, now_s: float) -> None:
+        self._end_handing(session)
         if session.path is not None:
             path = self._paths.by_number[session.path]
-            self.fleet.give_back(path.addresses, session.reservation)
+            self.fleet.give_back(path.addresses, session.held_kv)
             self._release(session, path.addresses)
         else:
             self._queue.remove(session)
             if session.epoch == 0:
-                self.gate.leave(4 * len(session.request.prompt))
+                self.gate.leave(session.request.nbytes)
         if state is SessionState.FINISHED:
             self.completed += 1
             self.gate.completed(now_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from keystage.router.api import RouterStats
 from keystage.wire.metrics import Sample
 
@@ -29,5 +31,17 @@ def samples(stats: RouterStats) -> list[Sample]:
             Sample("keystage_stage_wait_seconds", labels, counters.wait_sum_s),
             Sample("keystage_stage_service_seconds", labels, counters.service_sum_s),
             Sample("keystage_stage_ready_replicas", labels, ready),
+            Sample("keystage_stage_due_items", labels, counters.due),
+            Sample("keystage_stage_late_items", labels, counters.late),
+            Sample("keystage_stage_dropped_items", labels, counters.dropped),
+            Sample(
+                "keystage_stage_batch_items", labels, counters.waits, tuple(accumulate(counters.batch_sizes))
+            ),
+        ]
+    for replica in stats.replicas:
+        labels = {**own, "replica": replica.replica}
+        gathered += [
+            Sample("keystage_replica_served_seconds", labels, replica.served_s),
+            Sample("keystage_replica_idle_seconds", labels, replica.idle_s),
         ]
     return gathered

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import assert_never
 
 import msgspec
 
 from keystage.bundle.api import Pipeline
 from keystage.router.admission import AdmissionBounds
+from keystage.router.alarm import Alarm
 from keystage.router.api import RouterStats
-from keystage.router.batching import Eager
+from keystage.router.batch_settings import BatchSettings
+from keystage.router.clients import Clients
 from keystage.router.config import cpu_waves
 from keystage.router.engine import Generation, InvalidRequest, Limits, Refusal
 from keystage.router.fleet import Fleet, replica_stats
 from keystage.router.looping import LoopingCore
-from keystage.router.sessions import Answer, Deliver, Refuse
+from keystage.router.paths import waves_over
+from keystage.router.process_watch import ProcessWatch
+from keystage.router.program import ProgramCore
+from keystage.router.sent import log_sent
+from keystage.router.sessions import Answer
 from keystage.router.single import SinglePassCore
 from keystage.router.streams import TokenStream
 from keystage.wire import api
@@ -37,6 +42,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 """How late a deadline may be noticed; also the pace of the liveness check."""
 
+MOST_GIVEN_UP = 4096
+"""Addresses whose deaths are counted; one forgotten counts from 0 again, and is introduced anew."""
+
 
 class RouterNode:
     """One router.
@@ -48,6 +56,7 @@ class RouterNode:
         events: event log.
         max_body_bytes: for `limits`.
         waves: waves per path, 0 derives it.
+        batching: how a single-pass pipeline makes batches, None for the defaults.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class RouterNode:
         events: EventLog,
         max_body_bytes: int,
         waves: int = 0,
+        batching: BatchSettings | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._mailbox = mailbox
@@ -72,21 +82,25 @@ class RouterNode:
         self.fleet = Fleet(len(pipeline.stages), pipeline.name)
         self._looping: LoopingCore | None = None
         self._single: SinglePassCore | None = None
+        self._program: ProgramCore | None = None
         if pipeline.execution == "looping":
             self._looping = LoopingCore(self.fleet, bounds, first, self._waves_of)
+        elif pipeline.execution == "program":
+            self._program = ProgramCore(self.fleet, bounds, first, pipeline, batching or BatchSettings())
         else:
-            sizes = [stage.activation_bytes for stage in pipeline.stages]
-            self._single = SinglePassCore(self.fleet, bounds, first, Eager(), sizes)
+            self._single = SinglePassCore(self.fleet, bounds, first, batching, pipeline.stages)
         self._limits = Limits(
             looping=self._looping is not None,
             context_length=pipeline.context_length,
             vocab_size=pipeline.vocab_size,
             max_body_bytes=max_body_bytes,
         )
-        self._streams: dict[int, TokenStream] = {}
-        self._answers: dict[int, asyncio.Future[bytes]] = {}
-        self._pidfds: dict[str, int] = {}
-        self._refused: dict[str, int] = {}
+        self._clients = Clients(events)
+        self._streams = self._clients.streams
+        self._watch = ProcessWatch(self._on_exit)
+        self._given_up: dict[str, int] = {}
+        self._alarm = Alarm(self._on_alarm)
+        self._is_flush_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -105,7 +119,7 @@ class RouterNode:
         try:
             number = core.submit(request, time.monotonic())
         except Refusal as refusal:
-            self._count_refusal(refusal)
+            self._clients.count_refusal(refusal)
             raise
         stream = self._streams[number] = TokenStream()
         self._events.write("queued", session=number, prompt=len(request.prompt))
@@ -120,28 +134,42 @@ class RouterNode:
                 self._events.write("cancelled", session=number)
                 self._flush()
 
-    async def run(self, payload: bytes, deadline_s: float | None = None) -> bytes:
+    async def run(
+        self,
+        payload: bytes,
+        deadline_s: float | None = None,
+        dtype: str = "uint8",
+        shape: tuple[int, ...] | None = None,
+    ) -> bytes:
         """See `Engine.run`."""
         core = self._single
         if core is None:
-            raise InvalidRequest(f"pipeline {self._pipeline.name} generates tokens; it takes no raw item")
-        try:
-            number = core.submit(payload, deadline_s, time.monotonic())
-        except Refusal as refusal:
-            self._count_refusal(refusal)
-            raise
-        self._events.write("queued", session=number)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        self._flush()
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            core.cancel(number, time.monotonic())
+            raise InvalidRequest(
+                f"pipeline {self._pipeline.name} is {self._pipeline.execution}: it takes no item"
+            )
+        answer = await self._answered(
+            lambda: core.submit(payload, deadline_s, time.monotonic(), dtype, shape), core.cancel
+        )
+        return answer.payload
+
+    async def call(
+        self, body: bytes, content_type: str, deadline_s: float | None = None
+    ) -> tuple[bytes, str]:
+        """See `Engine.call`."""
+        core = self._program
+        if core is None:
+            raise InvalidRequest(f"pipeline {self._pipeline.name} is no stream program")
+        answer = await self._answered(
+            lambda: core.submit(body, content_type, deadline_s, time.monotonic()), core.cancel
+        )
+        return answer.payload, answer.content_type
+
+    async def _answered(self, submit: Callable[[], int], cancel: Callable[[int, float], None]) -> Answer:
+        def give_up(number: int) -> None:
+            cancel(number, time.monotonic())
             self._flush()
-            raise
-        finally:
-            self._answers.pop(number, None)
+
+        return await self._clients.answered(submit, self._flush_soon, give_up)
 
     # ------------------------------------------------------------ life
 
@@ -149,6 +177,7 @@ class RouterNode:
         """Begins to read the mailbox on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._mailbox.fd, self._on_readable)
+        self._watch.start()
         self._ticker = self._loop.create_task(self._tick())
 
     async def stop(self) -> None:
@@ -158,24 +187,25 @@ class RouterNode:
             await asyncio.gather(self._ticker, return_exceptions=True)
         if self._loop is not None:
             self._loop.remove_reader(self._mailbox.fd)
-            for address in list(self._pidfds):
-                self._unwatch(address)
+            self._watch.stop()
+        self._alarm.clear()
         self._events.flush()
         self._mailbox.close(linger_s=0.2)
 
     def stats(self) -> RouterStats:
         """Counters for the controller and the report."""
         core = self._core
-        replicas = [replica_stats(worker) for worker in self.fleet.workers.values()]
+        now_s = time.monotonic()
+        replicas = [replica_stats(worker, now_s) for worker in self.fleet.workers.values()]
         return RouterStats(
             pipeline=self._pipeline.name,
             incarnation=self.incarnation,
-            at_s=time.monotonic(),
+            at_s=now_s,
             wall_s=time.time(),
             execution=self._pipeline.execution,
             requests=core.requests,
             completed=core.completed,
-            refused=dict(self._refused),
+            refused=dict(self._clients.refused),
             replayed_tokens=core.replayed_tokens,
             moves=core.moves,
             stages=[meter.counters() for meter in core.meters],
@@ -185,32 +215,29 @@ class RouterNode:
     # ------------------------------------------------------------ inside
 
     @property
-    def _core(self) -> LoopingCore | SinglePassCore:
-        core = self._looping or self._single
+    def _core(self) -> LoopingCore | SinglePassCore | ProgramCore:
+        core = self._looping or self._single or self._program
         assert core is not None
         return core
 
     def _waves_of(self, addresses: Iterable[str]) -> int:
-        """One wave per distinct device; workers that share this machine's cores share them too."""
-        distinct = set(addresses)
-        if self._waves:
-            return self._waves
-        workers = [self.fleet.workers[address].hello for address in distinct]
-        if all(hello.device == "cpu" and hello.node == self._node for hello in workers):
-            return min(len(distinct), cpu_waves())
-        return len(distinct)
+        hellos = (self.fleet.workers[address].hello for address in addresses)
+        return self._waves or waves_over(hellos, self._node, cpu_waves())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
-            self._on_readable()
-            for address in self.fleet.silent(now_s):
-                log.warning("no heartbeat from %s", address)
-                self._lost(address, "silent")
-            self._core.tick(now_s)
-            self._flush()
-            self._events.flush()
+            try:
+                self._on_readable()
+                for address in self.fleet.silent(now_s):
+                    log.warning("no heartbeat from %s", address)
+                    self._lost(address, "silent")
+                self._core.tick(now_s)
+                self._flush()
+                self._events.flush()
+            except Exception:  # a bug: deadlines and deaths are to be noticed all the same
+                log.exception("a tick of the router failed")
 
     def _on_readable(self) -> None:
         now_s = time.monotonic()
@@ -228,10 +255,10 @@ class RouterNode:
     def _handle(self, sender: str, message: api.FromWorker, now_s: float) -> None:
         if not isinstance(message, api.Hello) and sender not in self.fleet.workers:
             if not isinstance(message, api.Bye):
-                self._mailbox.send(sender, api.Introduce(api.WIRE_VERSION, self._first))
+                self._introduce(sender)
             return
         match message:
-            case api.Tokens() | api.Parked() | api.Results() | api.Failed():
+            case api.Tokens() | api.Parked() | api.Results() | api.Ran() | api.Failed() | api.Handed():
                 self._handle_work(sender, message, now_s)
             case api.Heartbeat():
                 self.fleet.beat(sender, message, now_s)
@@ -254,15 +281,24 @@ class RouterNode:
                 assert_never(message)
 
     def _handle_work(
-        self, sender: str, message: api.Tokens | api.Parked | api.Results | api.Failed, now_s: float
+        self,
+        sender: str,
+        message: api.Tokens | api.Parked | api.Results | api.Ran | api.Failed | api.Handed,
+        now_s: float,
     ) -> None:
         if isinstance(message, api.Failed):
             self._core.failed(message, now_s)
         elif isinstance(message, api.Tokens):
             if self._looping is not None:
                 self._looping.tokens(message, now_s)
+        elif isinstance(message, api.Handed):
+            if self._looping is not None:
+                self._looping.handed(sender, message, now_s)
+        elif isinstance(message, api.Ran):
+            if self._program is not None:
+                self._program.ran(sender, message, now_s)
         elif self._single is None:
-            log.warning("%s answered single-pass work that a looping pipeline never gave", sender)
+            log.warning("%s answered single-pass work that no pipeline of that kind gave", sender)
         elif isinstance(message, api.Results):
             self._single.results(sender, message, now_s)
         elif message.stage + 1 < self.fleet.stages:
@@ -273,6 +309,10 @@ class RouterNode:
             log.error(
                 "%s speaks wire version %d, this router %d", message.replica, message.wire, api.WIRE_VERSION
             )
+            return
+        if message.first not in (0, self._first) or message.call != self._given_up.get(sender, 0):
+            # From before the worker was given up, or for another incarnation: it may hold sessions of then.
+            self._introduce(sender)
             return
         known = self.fleet.workers.get(sender)
         if known is not None and known.hello.pid != message.pid:
@@ -286,8 +326,12 @@ class RouterNode:
             log.error("refused a worker: %s", refused)
             return
         self._events.write("hello", replica=message.replica, stages=message.stages)
-        if message.node == self._node:
-            self._watch(sender, message.pid)
+        if message.node == self._node and not self._watch.watch(sender, message.pid):
+            self._lost(sender, "exited")
+
+    def _introduce(self, sender: str) -> None:
+        call = self._given_up.get(sender, 0)
+        self._mailbox.send(sender, api.Introduce(api.WIRE_VERSION, self._first, call))
 
     def _unfit(self, sender: str, message: api.Hello) -> str | None:
         """Why a worker is none for this router: not to be reached, or of another bundle."""
@@ -302,18 +346,6 @@ class RouterNode:
             return None
         return f"{message.replica}: parameters {message.bundle[:12]} of stage {first}, not {expected[:12]}"
 
-    def _watch(self, address: str, pid: int) -> None:
-        """Notices the death of a worker on this node at once."""
-        if address in self._pidfds or self._loop is None:
-            return
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._lost(address, "exited")
-            return
-        self._pidfds[address] = fd
-        self._loop.add_reader(fd, self._on_exit, address, pid)
-
     def _on_exit(self, address: str, pid: int) -> None:
         # What the worker sent before it died is still in the mailbox and counts.
         self._on_readable()
@@ -322,76 +354,45 @@ class RouterNode:
             self._lost(address, "exited")
         self._flush()
 
-    def _unwatch(self, address: str) -> None:
-        fd = self._pidfds.pop(address, None)
-        if fd is not None and self._loop is not None:
-            self._loop.remove_reader(fd)
-            os.close(fd)
-
     def _lost(self, address: str, why: str) -> None:
-        self._unwatch(address)
+        self._watch.forget(address)
         worker = self.fleet.remove(address)
         if worker is None:
             return
+        self._given_up[address] = self._given_up.pop(address, 0) + 1
+        if len(self._given_up) > MOST_GIVEN_UP:
+            del self._given_up[next(iter(self._given_up))]
         log.info("worker %s is gone (%s)", worker.hello.replica, why)
         self._events.write("lost", replica=worker.hello.replica, why=why)
         self._mailbox.forget(address)
         self._core.worker_lost(address, time.monotonic())
 
+    def _on_alarm(self) -> None:
+        timed = self._single or self._program
+        if timed is not None:
+            timed.on_timer(time.monotonic())
+            self._flush()
+
+    def _flush_soon(self) -> None:
+        """Flushes once what comes within one turn of the event loop: items of one request make one batch."""
+        if not self._is_flush_due and self._loop is not None:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
         """Sends what the core wants sent, tells clients what the core wants told."""
+        self._is_flush_due = False
         sends, outcomes = self._core.take()
+        timed = self._single or self._program
+        if timed is not None and self._loop is not None:
+            self._alarm.set(self._loop, timed.next_timer_s())
         for address, message in sends:
             if not self._mailbox.send(address, message):
                 log.error("the queue of %s is full: it counts as dead", address)
                 if self._loop is not None:
                     self._loop.call_soon(self._lost, address, "unreachable")
             if self._events:
-                self._log_send(address, message)
+                worker = self.fleet.workers.get(address)
+                log_sent(self._events, worker.hello.replica if worker is not None else address, message)
         for outcome in outcomes:
-            match outcome:
-                case Deliver(session, tokens, done):
-                    stream = self._streams.get(session)
-                    if stream is not None:
-                        stream.push(tokens, done)
-                case Answer(session, payload):
-                    answer = self._answers.get(session)
-                    if answer is not None and not answer.done():
-                        answer.set_result(payload)
-                case Refuse(session, refusal):
-                    self._refuse(session, refusal)
-                case _:
-                    assert_never(outcome)
-
-    def _refuse(self, session: int, refusal: Refusal) -> None:
-        self._count_refusal(refusal)
-        self._events.write("refused", session=session, code=refusal.code)
-        stream = self._streams.get(session)
-        if stream is not None:
-            stream.refuse(refusal)
-        answer = self._answers.get(session)
-        if answer is not None and not answer.done():
-            answer.set_exception(refusal)
-
-    def _count_refusal(self, refusal: Refusal) -> None:
-        self._refused[refusal.code] = self._refused.get(refusal.code, 0) + 1
-
-    def _log_send(self, address: str, message: api.Message) -> None:
-        worker = self.fleet.workers.get(address)
-        name = worker.hello.replica if worker is not None else address
-        match message:
-            case api.Start(specs) | api.Move(specs):
-                self._events.write(
-                    "start" if isinstance(message, api.Start) else "move",
-                    replica=name,
-                    sessions=[spec.session for spec in specs],
-                    epochs=[spec.epoch for spec in specs],
-                    paths=[spec.path for spec in specs],
-                    tokens=[len(spec.tokens) for spec in specs],
-                )
-            case api.Route():
-                self._events.write("route", path=message.path, replicas=message.replicas, waves=message.waves)
-            case api.Work() | api.Fetch():
-                self._events.write("dispatch", replica=name, stage=message.stage, sessions=message.sessions)
-            case _:
-                pass
+            self._clients.tell(outcome)

@@ -94,8 +94,8 @@ class CallReader:
         Raises:
             Refusal: names the field, the bound and the actual value.
         """
-        values = fields.read_fields(_TABLES[dialect], _read_object(body))
-        self._check_model(values.get("model"))
+        values = fields.read_fields(_TABLES[dialect], read_object(body))
+        check_model(self._pipeline, values.get("model"))
         if "stream_options" in values and not values.get("stream"):
             raise FieldRefused(
                 "invalid_value", "stream_options is served only with stream true", param="stream_options"
@@ -123,12 +123,6 @@ class CallReader:
             echo=self._echo(given) if values.get("echo") else "",
             token_ids=values.get("return_token_ids", False),
         )
-
-    def _check_model(self, model: str | None) -> None:
-        if model is not None and model != self._pipeline.name:
-            raise UnknownModel(
-                f"model {model!r} is not served here; this is {self._pipeline.name!r}", param="model"
-            )
 
     async def _encode(self, text: str) -> list[int]:
         if len(text) > THREAD_CHARACTERS:
@@ -199,7 +193,22 @@ class CallReader:
         return prompt if isinstance(prompt, str) else decode(self._text, prompt)
 
 
-def _read_object(body: bytes) -> dict[str, Any]:
+def check_model(pipeline: Pipeline, model: str | None) -> None:
+    """Refuses a request for another model; None asks for whichever is served.
+
+    Raises:
+        UnknownModel: names both.
+    """
+    if model is not None and model != pipeline.name:
+        raise UnknownModel(f"model {model!r} is not served here; this is {pipeline.name!r}", param="model")
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is.
+
+    Raises:
+        Malformed: it is none.
+    """
     try:
         value = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

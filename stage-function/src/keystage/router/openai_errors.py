@@ -50,6 +50,13 @@ class ContextExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class UnsupportedMedia(Refusal):
+    """A file of a kind that the pipeline does not read; the message says which it does."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
 class UnknownPath(Refusal):
     """No such path."""
 

@@ -200,6 +200,68 @@ def prompt(name: str, value: Any) -> str | list[int]:
     return cast("list[int]", ids)
 
 
+MAX_INPUTS = 2048
+"""OpenAI's bound of `input`."""
+_ONE_TEXT = {"type": "string", "minLength": 1}
+
+
+@_reads(
+    {
+        "anyOf": [
+            _ONE_TEXT,
+            TOKEN_IDS,
+            {"type": "array", "items": _ONE_TEXT, "minItems": 1, "maxItems": MAX_INPUTS},
+            {"type": "array", "items": TOKEN_IDS, "minItems": 1, "maxItems": MAX_INPUTS},
+        ]
+    }
+)
+def inputs(name: str, value: Any) -> list[str | list[int]]:
+    """A string, token ids, or a list of strings or of token ids; none empty."""
+    if isinstance(value, str):
+        value = [value]
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if kinds <= {int, float} and kinds:
+        value, kinds = [value], {list}
+    if kinds not in ({str}, {list}):
+        raise wrong_type(name, "a string, token ids, or a list of strings or of token ids", value)
+    if len(value) > MAX_INPUTS:
+        raise out_of_range(name, f"at most {MAX_INPUTS} inputs", len(value))
+    return [_one_input(name, given) for given in value]
+
+
+def _one_input(name: str, value: str | list[Any]) -> str | list[int]:
+    if not value:
+        raise out_of_range(name, "without empty inputs", value)
+    if isinstance(value, str):
+        return value
+    ids = [_whole(token) for token in value]
+    if set(map(type, ids)) != {int}:
+        raise wrong_type(name, "a string, token ids, or a list of strings or of token ids", value)
+    return cast("list[int]", ids)
+
+
+@_reads(_ONE_TEXT)
+def filled_text(name: str, value: object) -> str:
+    """A string that is not empty."""
+    found: str = text(name, value)
+    if not found:
+        raise out_of_range(name, "a string that is not empty", value)
+    return found
+
+
+def choice(*accepted: str) -> Reader:
+    """One of a few words."""
+
+    def read(name: str, value: object) -> object:
+        if value not in accepted or not isinstance(value, str):
+            raise FieldRefused(
+                "unsupported_value", f"{name} must be {_listed(accepted)}, not {shown(value)}", param=name
+            )
+        return value
+
+    return Reader(read, {"enum": list(accepted)})
+
+
 def neutral(*accepted: object) -> Reader:
     """Values that ask for nothing; all others are refused."""
 

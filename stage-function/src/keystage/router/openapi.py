@@ -12,11 +12,17 @@ from typing import Any
 import msgspec
 
 from keystage.bundle.api import Pipeline
-from keystage.router import fields
+from keystage.router import fields, images
 from keystage.router import openapi_answers as answers
 from keystage.router.api import STATS_PATH, RouterStats
+from keystage.router.classes import DEFAULT_TOP_K, SAFETENSORS
+from keystage.router.embeddings import PATH as EMBEDDINGS
 from keystage.router.engine import Limits
 from keystage.router.fields import Field, Verdict
+from keystage.router.tasks import Task, task_of
+from keystage.router.transcriptions import FORMATS
+from keystage.router.transcriptions import PATH as TRANSCRIPTIONS
+from keystage.router.transcriptions_model import FAMILY as SPEECH
 
 Schema = dict[str, Any]
 
@@ -24,18 +30,22 @@ PATH = "/openapi.json"
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _BYTES = "application/octet-stream"
+_FORM = "multipart/form-data"
 _REFERENCE = "#/components/schemas/{name}"
 _WHY = {
     400: "the request can never be served as it is",
     404: "another model than the one served",
     413: "the body exceeds the pipeline's bound",
+    415: "a file of a kind that the pipeline does not read",
     429: "too many requests wait",
     500: "the pipeline failed on this request",
     503: "no worker, and none came in time",
     504: "the deadline passed",
 }
 _GENERATION = (400, 404, 413, 429, 500, 503, 504)
+_IMAGE = (400, 413, 415, 429, 500, 503, 504)
 _SINGLE_PASS = (400, 413, 429, 500, 503, 504)
+_TRANSCRIPTION = (400, 404, 413, 415, 429, 500, 503, 504)
 _HEADERS = {429: "Retry-After", 503: "Retry-After"}
 _DEADLINE = {
     "name": "X-Keystage-Deadline-S",
@@ -62,14 +72,12 @@ def document(pipeline: Pipeline, limits: Limits) -> Schema:
     components["TokenId"] = {"type": "integer", "minimum": 0, "maximum": max(0, limits.vocab_size - 1)}
     # Without a token to begin with, an empty text makes no prompt.
     components["PromptText"] = {"type": "string", "minLength": 0 if pipeline.bos is not None else 1}
-    plain = _post("call", "Plain function call", _SINGLE_PASS, {_BYTES: {}}, {_BYTES: {}})
-    if limits.looping:
-        shape = (answers.PLAIN, answers.PLAIN_EVENT)
-        plain = _generation("call", "Plain function call", fields.PLAIN, shape, pipeline, limits)
     paths: dict[str, Schema] = {
-        "/": {"post": plain},
+        "/": {"post": _plain(pipeline, limits)},
         "/v1/completions": {"post": _openai("complete", "completions", pipeline, limits)},
         "/v1/chat/completions": {"post": _openai("chat", "chat completions", pipeline, limits)},
+        EMBEDDINGS: {"post": _embeddings("embed", pipeline, limits)},
+        TRANSCRIPTIONS: {"post": _transcription(pipeline)},
         "/v1/models": _get("models", "The one model served", {200: answers.MODELS}),
         "/v1/models/{name}": _get("model", "The model served", {200: answers.MODEL, 404: None}, "name"),
         "/_/health": _get("health", "Whether the process is well", _both(answers.state("healthy"))),
@@ -109,6 +117,8 @@ def request_schema(table: Mapping[str, Field], required: str, limits: Limits, pi
         schema = dict(field.read.schema)
         if name == "model":
             schema["const"] = pipeline.name
+        elif name == "dimensions":
+            schema["const"] = pipeline.hidden_size
         elif schema.get("maximum", 0) > most and name.endswith("tokens"):
             schema["maximum"] = most  # a prompt has at least one token
         if name != required:
@@ -130,10 +140,70 @@ def _openai(name: str, what: str, pipeline: Pipeline, limits: Limits) -> Schema:
     table, shape = fields.COMPLETION, (answers.COMPLETION, answers.COMPLETION_EVENT)
     if name == "chat":
         table, shape = fields.CHAT, (answers.CHAT, answers.CHAT_EVENT)
+    if pipeline.family == SPEECH:
+        return _post(name, "Refused: the pipeline takes sound", (400, 413), {_JSON: {}}, None)
     if not limits.looping or (name == "chat" and not pipeline.chat_template):
         lacks = "has no chat template" if limits.looping else "is single-pass"
         return _post(name, f"Refused: the pipeline {lacks}", (400, 413), {_JSON: {}}, None)
     return _generation(name, f"OpenAI {what}", table, shape, pipeline, limits)
+
+
+def _plain(pipeline: Pipeline, limits: Limits) -> Schema:
+    """`POST /`, which every kind of pipeline has its own of."""
+    if pipeline.family == SPEECH:
+        answer = {_JSON: {"schema": answers.TRANSCRIPTION}}
+        return _post("call", "Plain function call: a WAV file", _TRANSCRIPTION, {_BYTES: {}}, answer)
+    match task_of(pipeline):
+        case None:
+            shape = (answers.PLAIN, answers.PLAIN_EVENT)
+            return _generation("call", "Plain function call", fields.PLAIN, shape, pipeline, limits)
+        case Task.EMBED:
+            return _embeddings("call", pipeline, limits)
+        case Task.FILL_MASK:
+            body = {_JSON: {"schema": request_schema(fields.FILL_MASK, "text", limits, pipeline)}}
+            filled = {_JSON: {"schema": answers.FILLED}}
+            return _post("call", "Plain function call: fills masks", _GENERATION, body, filled)
+        case Task.CLASSIFY:
+            return _classification(limits)
+        case Task.BYTES:
+            return _post("call", "Plain function call", _SINGLE_PASS, {_BYTES: {}}, {_BYTES: {}})
+        case Task.PROGRAM:
+            return _post("call", "Request to the stream program", _SINGLE_PASS, {"*/*": {}}, {"*/*": {}})
+
+
+def _embeddings(name: str, pipeline: Pipeline, limits: Limits) -> Schema:
+    if task_of(pipeline) is not Task.EMBED:
+        return _post(name, "Refused: the pipeline makes no embeddings", (400, 413), {_JSON: {}}, None)
+    body = {_JSON: {"schema": request_schema(fields.EMBEDDINGS, "input", limits, pipeline)}}
+    answer = {_JSON: {"schema": answers.embeddings(pipeline.hidden_size)}}
+    return _post(name, "OpenAI embeddings", _GENERATION, body, answer)
+
+
+def _classification(limits: Limits) -> Schema:
+    taken: Schema = {kind: {} for kind in images.TYPES}
+    answer = {_JSON: {"schema": answers.CLASSES}, SAFETENSORS: {}}
+    operation = _post("call", "Plain function call: classes of an image", _IMAGE, taken, answer)
+    schema = {"type": "integer", "minimum": 1, "maximum": limits.vocab_size, "default": DEFAULT_TOP_K}
+    top_k = {"name": "top_k", "in": "query", "description": "classes of the answer", "schema": schema}
+    return {**operation, "parameters": [*operation["parameters"], top_k]}
+
+
+def _transcription(pipeline: Pipeline) -> Schema:
+    what = "OpenAI audio transcriptions"
+    if pipeline.family != SPEECH:
+        return _post("transcribe", "Refused: the pipeline takes no sound", (400, 413), {_FORM: {}}, None)
+    members: Schema = {
+        "file": {"type": "string", "contentMediaType": "audio/wav", "description": "a WAV file"},
+        "model": {"const": pipeline.name},
+        "language": {"type": "string", "description": "a language's code; heard where it is absent"},
+        "prompt": {"type": "string", "description": "a text that the sound goes on from"},
+        "response_format": {"enum": list(FORMATS), "default": "json"},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1, "default": 0},
+    }
+    form = {"type": "object", "properties": members, "required": ["file"], "additionalProperties": False}
+    whole = {"anyOf": [answers.TRANSCRIPTION, answers.TRANSCRIPTION_VERBOSE]}
+    answer = {_JSON: {"schema": whole}, "text/plain": {"schema": {"type": "string"}}}
+    return _post("transcribe", what, _TRANSCRIPTION, {_FORM: {"schema": form}}, answer)
 
 
 def _generation(

@@ -108,6 +108,72 @@ MODELS = _closed(
 )
 
 
+_SCORE = {"type": "number", "minimum": 0, "maximum": 1}
+_INPUT_USAGE = _closed({"prompt_tokens": _COUNT, "total_tokens": _COUNT})
+FILLED = _closed(
+    {
+        "model": _TEXT,
+        "masks": {
+            "type": "array",
+            "items": {
+                "type": "array",
+                "items": _closed(
+                    {"token": {"$ref": "#/components/schemas/TokenId"}, "text": _TEXT, "score": _SCORE}
+                ),
+            },
+        },
+        "prompt_tokens": _COUNT,
+    }
+)
+CLASSES = _closed(
+    {
+        "model": _TEXT,
+        "classes": {"type": "array", "items": _closed({"class": _COUNT, "label": _TEXT, "score": _SCORE})},
+    }
+)
+
+
+def embeddings(width: int) -> Schema:
+    """OpenAI's list of embeddings of so many numbers each."""
+    numbers = {"type": "array", "items": {"type": "number"}, "minItems": width, "maxItems": width}
+    encoded = {"type": "string", "contentEncoding": "base64"}
+    entry = {"object": {"const": "embedding"}, "index": _COUNT, "embedding": {"anyOf": [numbers, encoded]}}
+    return _closed(
+        {
+            "object": {"const": "list"},
+            "data": {"type": "array", "items": _closed(entry), "minItems": 1},
+            "model": _TEXT,
+            "usage": _INPUT_USAGE,
+        }
+    )
+
+
+_SECONDS = {"type": "number", "minimum": 0}
+_SOUND_USAGE = _closed({"type": {"const": "duration"}, "seconds": _COUNT})
+_SEGMENT = _closed(
+    {
+        "id": _COUNT,
+        "seek": _COUNT,
+        "start": _SECONDS,
+        "end": _SECONDS,
+        "text": _TEXT,
+        "tokens": _IDS,
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+    }
+)
+TRANSCRIPTION = _closed({"text": _TEXT, "usage": _SOUND_USAGE})
+TRANSCRIPTION_VERBOSE = _closed(
+    {
+        "task": {"const": "transcribe"},
+        "language": _TEXT,
+        "duration": _SECONDS,
+        "text": _TEXT,
+        "segments": {"type": "array", "items": _SEGMENT},
+        "usage": _SOUND_USAGE,
+    }
+)
+
+
 def state(word: str) -> Schema:
     """Answer of `/_/health` and `/_/ready`."""
     return _closed({word: {"type": "boolean"}})

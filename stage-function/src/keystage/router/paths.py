@@ -7,9 +7,10 @@ A path is one worker per stage. `PathBook` numbers them; `plan_moves` answers a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from keystage.router.fleet import Fleet
+from keystage.wire.api import Hello
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +29,25 @@ class Path:
     def owner(self) -> str:
         """The worker that forms its waves."""
         return self.addresses[0]
+
+
+def waves_over(workers: Iterable[Hello], node: str, cores: int) -> int:
+    """How many waves keep a path busy: one for each distinct device on it.
+
+    Args:
+        workers: those on the path, each once or more.
+        node: the router's own node.
+        cores: CPU cores of it, which workers on a CPU there share.
+
+    Returns:
+        At least 1. Workers that share a GPU count once: two waves on one device only halve each other's rows.
+        Workers on CPUs of other nodes, and emulated ones, have a device each.
+    """
+    known = {worker.address: worker for worker in workers}.values()
+    shared = {(w.node, w.device) for w in known if w.device.startswith("cuda")}
+    here = sum(w.device == "cpu" and w.node == node for w in known)
+    others = sum(not w.device.startswith("cuda") for w in known) - here
+    return max(1, len(shared) + min(here, cores) + others)
 
 
 class PathBook:
@@ -73,10 +93,42 @@ class PlannedMove:
     addresses: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bound:
+    """A running session and what it needs.
+
+    Attributes:
+        session: its number.
+        addresses: workers of its path.
+        kv_tokens: KV positions of credit.
+        most_kv: KV positions it can ever need.
+        is_fixed: it counts where it is, and is not to be moved.
+    """
+
+    session: int
+    addresses: tuple[str, ...]
+    kv_tokens: int
+    most_kv: int = 0
+    is_fixed: bool = False
+
+
+def is_copied(fleet: Fleet, before: Sequence[str], stage: int, target: str) -> bool:
+    """Whether a session's KV state of a stage can go to another worker by a copy.
+
+    Both are on one node; each serves the session in that stage only, so that waves enter the other
+    workers of the path where they did before.
+    """
+    source = before[stage]
+    if target in before or before.count(source) > 1:
+        return False
+    workers = fleet.workers
+    return source in workers and workers[source].hello.node == workers[target].hello.node
+
+
 def plan_moves(
     fleet: Fleet,
     stage: int,
-    sessions: Sequence[tuple[int, tuple[str, ...], int]],
+    sessions: Sequence[Bound],
 ) -> list[PlannedMove]:
     """Moves that even out the sessions of a stage over its ready replicas.
 
@@ -86,21 +138,22 @@ def plan_moves(
     Args:
         fleet: the workers with their credit.
         stage: stage to even out.
-        sessions: (session, addresses of its path, KV positions), longest running last; the last
-            are moved first, because the shortest replay is theirs when they started late.
+        sessions: those that run, longest running first; the last are moved first, because the
+            shortest replay is theirs when they started late.
     """
     load: dict[str, int] = {a: 0 for a, w in fleet.of_stage(stage) if w.is_ready}
-    queues: dict[str, list[tuple[int, tuple[str, ...], int]]] = {}
+    queues: dict[str, list[Bound]] = {}
     for entry in sessions:
-        address = entry[1][stage]
-        queues.setdefault(address, []).append(entry)
+        address = entry.addresses[stage]
+        if not entry.is_fixed:
+            queues.setdefault(address, []).append(entry)
         if address in load:
             load[address] += 1
     room = {a: [fleet.workers[a].free_slots, _free_kv(fleet, a)] for a in load}
     moves: list[PlannedMove] = []
     leaving = [entry for address, queue in queues.items() if address not in load for entry in queue]
     for entry in leaving:
-        target = _least(load, room, entry)
+        target = _least(fleet, load, room, entry)
         if target is not None:
             moves.append(_move(entry, stage, target, load, room))
     while len(load) > 1:
@@ -108,7 +161,7 @@ def plan_moves(
         if not queues.get(source):
             break
         entry = queues[source][-1]
-        target = _least({a: n for a, n in load.items() if a != source}, room, entry)
+        target = _least(fleet, {a: n for a, n in load.items() if a != source}, room, entry)
         if target is None or load[source] - load[target] < 2:
             break
         queues[source].pop()
@@ -122,24 +175,31 @@ def _free_kv(fleet: Fleet, address: str) -> int:
     return worker.granted_kv - worker.held_kv
 
 
-def _least(
-    load: Mapping[str, int], room: Mapping[str, list[int]], entry: tuple[int, tuple[str, ...], int]
-) -> str | None:
+def _least(fleet: Fleet, load: Mapping[str, int], room: Mapping[str, list[int]], entry: Bound) -> str | None:
     """Least loaded worker with credit; a worker that serves the session elsewhere needs none."""
-    fits = [a for a in load if a in entry[1] or (room[a][0] > 0 and room[a][1] >= entry[2])]
+    fits = [
+        a
+        for a in load
+        if a in entry.addresses
+        or (
+            room[a][0] > 0
+            and room[a][1] >= entry.kv_tokens
+            and fleet.workers[a].hello.kv_tokens >= entry.most_kv
+        )
+    ]
     return min(fits, key=lambda a: (load[a], a)) if fits else None
 
 
 def _move(
-    entry: tuple[int, tuple[str, ...], int],
+    entry: Bound,
     stage: int,
     target: str,
     load: dict[str, int],
     room: dict[str, list[int]],
 ) -> PlannedMove:
-    session, addresses, kv_tokens = entry
     load[target] += 1
-    if target not in addresses:
+    if target not in entry.addresses:
         room[target][0] -= 1
-        room[target][1] -= kv_tokens
-    return PlannedMove(session, (*addresses[:stage], target, *addresses[stage + 1 :]))
+        room[target][1] -= entry.kv_tokens
+    addresses = (*entry.addresses[:stage], target, *entry.addresses[stage + 1 :])
+    return PlannedMove(entry.session, addresses)

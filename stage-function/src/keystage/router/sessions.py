@@ -8,10 +8,17 @@ with every new path; what carries an older one is dropped.
 from __future__ import annotations
 
 import dataclasses
+import math
 from enum import StrEnum
 
+from keystage.models.blocks import BLOCK_TOKENS, blocks_for
 from keystage.router.engine import Generation, Refusal
 from keystage.wire.api import SessionSpec, TensorRef
+
+KV_AHEAD_TOKENS = 64
+"""Tokens to come for which a session takes credit. Most answers are far shorter than their `max_tokens`:
+taking all of it would leave most of the KV state empty. 64 is an ordinary short answer, and four blocks:
+sessions that outgrow it are a matter for the owner of the path, who preempts the youngest."""
 
 
 class SessionState(StrEnum):
@@ -61,6 +68,23 @@ def advance(now: SessionState, to: SessionState) -> SessionState:
     return to
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handing:
+    """A move for which the KV state of one stage is being copied; the session runs on meanwhile.
+
+    Attributes:
+        addresses: the path that it goes to.
+        source: worker that has the state.
+        target: worker that gets it; its credit is taken already.
+        since_s: when it began.
+    """
+
+    addresses: tuple[str, ...]
+    source: str
+    target: str
+    since_s: float
+
+
 @dataclasses.dataclass(slots=True)
 class Session:
     """A looping request.
@@ -76,6 +100,8 @@ class Session:
         path: current path, None when queued.
         bound_s: when it was last bound.
         losses: workers lost or refusals suffered.
+        held_kv: KV positions of credit it has taken on its path.
+        handing: the move under way, None for none.
     """
 
     number: int
@@ -88,11 +114,19 @@ class Session:
     path: int | None = None
     bound_s: float = 0.0
     losses: int = 0
+    held_kv: int = 0
+    handing: Handing | None = None
+
+    @property
+    def most_kv(self) -> int:
+        """KV positions it can ever need at every stage."""
+        return len(self.request.prompt) + self.request.max_tokens
 
     @property
     def reservation(self) -> int:
-        """KV positions it needs at every stage."""
-        return len(self.request.prompt) + self.request.max_tokens
+        """KV positions of credit it takes at every stage: whole blocks, for what it has and some to come."""
+        ahead = min(self.request.max_tokens - self.generated, KV_AHEAD_TOKENS)
+        return BLOCK_TOKENS * blocks_for(len(self.tokens) + ahead)
 
     @property
     def generated(self) -> int:
@@ -105,8 +139,8 @@ class Session:
         generated = self.generated
         return generated >= self.request.max_tokens or (generated > 0 and self.tokens[-1] in self.request.eos)
 
-    def spec(self) -> SessionSpec:
-        """The message form, for `Start` and `Move`."""
+    def spec(self, kept: int = 0) -> SessionSpec:
+        """The message form, for `Start` and `Move`; `kept` positions of KV state are there already."""
         request = self.request
         assert self.path is not None
         return SessionSpec(
@@ -120,6 +154,9 @@ class Session:
             request.temperature,
             request.top_p,
             request.seed,
+            request.input,
+            request.whole,
+            kept,
         )
 
 
@@ -132,7 +169,10 @@ class Item:
         payload: the input, kept for replay.
         arrived_s: when it was admitted.
         deadline_s: when it is too late.
+        dtype: element type of the payload.
+        shape: its shape, one axis of bytes where it is none.
         stage: stage it waits for or is served by.
+        last: while it is served: the last stage that this worker takes it through.
         state: QUEUED or RUNNING, then an end.
         epoch: grows when it starts over.
         queued_s: when it joined the current queue.
@@ -141,13 +181,17 @@ class Item:
         ref: where its input for `stage` lies; None at stage 0.
         producer: replica that parked it.
         losses: workers lost.
+        due_s: when it should be answered: its own deadline or the pipeline's objective, infinite for neither.
     """
 
     number: int
     payload: bytes
     arrived_s: float
     deadline_s: float
+    dtype: str = "uint8"
+    shape: tuple[int, ...] = ()
     stage: int = 0
+    last: int = 0
     state: SessionState = SessionState.QUEUED
     epoch: int = 0
     queued_s: float = 0.0
@@ -156,6 +200,7 @@ class Item:
     ref: TensorRef | None = None
     producer: str | None = None
     losses: int = 0
+    due_s: float = math.inf
 
 
 # ---------------------------------------------------------------- what a core tells its shell
@@ -172,10 +217,14 @@ class Deliver:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """The bytes of a finished single-pass request."""
+    """The bytes of a finished request of a single-pass pipeline or a stream program.
+
+    `content_type` is a program's own, empty otherwise.
+    """
 
     session: int
     payload: bytes
+    content_type: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

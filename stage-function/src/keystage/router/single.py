@@ -1,29 +1,30 @@
-"""The core of a single-pass pipeline: late-bound queues per stage. Pure; the shell is `node`.
+"""The core of a single-pass pipeline: items wait at their stages, batches go to workers. Pure.
 
-An item waits in its stage's queue (metadata only) until a replica has credit; its activation stays
-with the producer meanwhile. Upstream is not granted while a stage's waiting bytes are over their
-bound. If a producer or consumer dies, the item starts over from the request.
+The shell is `node`. An item waits at its stage (metadata only) until the scheduler of `binding` puts it
+into a batch for a worker with credit; its activation stays with the producer meanwhile. A worker that hosts
+the stages that follow takes it through all of them. Upstream is not granted while a stage's waiting bytes
+are over their bound. If a producer or consumer dies, the item starts over from the request.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
+from keystage.bundle.api import StageSpec
 from keystage.router.admission import AdmissionBounds, Gate
-from keystage.router.batching import BatchPolicy, BatchState
+from keystage.router.batch_settings import BatchSettings
+from keystage.router.binding import Binding, Bound
 from keystage.router.counters import StageMeter
 from keystage.router.engine import Failure, Refusal, TooLate
-from keystage.router.fleet import DEAD_AFTER_S, Fleet
+from keystage.router.fleet import Fleet
+from keystage.router.owed_acks import OwedAcks
+from keystage.router.service_times import ServiceTimes
 from keystage.router.sessions import Answer, Item, Outcome, Refuse, SessionState, advance
 from keystage.wire import api
 
 WAITING_BYTES = 16 * 1024 * 1024
 """Activations that may wait for one stage: a quarter of a producer's ring, so it never fills."""
-
-ACK_GRACE_S = DEAD_AFTER_S + 1.0
-"""A worker gathers acknowledgements for some 20 ms; one that died before it sent them owes them, and on
-another node its death is noticed by its silence only."""
 
 
 class SinglePassCore:
@@ -33,8 +34,8 @@ class SinglePassCore:
         fleet: the workers.
         bounds: admission bounds.
         first_number: base of item numbers, unique to this incarnation.
-        policy: when batches start.
-        activation_bytes: bytes per row that each stage hands on.
+        settings: when batches start, and what becomes of late requests.
+        stages: the bundle's stages, for their profiles; empty: nothing is known before the first batches.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class SinglePassCore:
         fleet: Fleet,
         bounds: AdmissionBounds,
         first_number: int,
-        policy: BatchPolicy,
-        activation_bytes: Iterable[int],
+        settings: BatchSettings | None = None,
+        stages: Sequence[StageSpec] = (),
     ) -> None:
         self.fleet = fleet
         self.gate = Gate(bounds)
@@ -53,77 +54,99 @@ class SinglePassCore:
         self.replayed_tokens = 0
         self.moves = 0
         self._next = first_number
-        self._policy = policy
-        self._activation_bytes = list(activation_bytes)
+        self._settings = settings = settings or BatchSettings()
         self._items: dict[int, Item] = {}
-        self._queues: list[deque[Item]] = [deque() for _ in range(fleet.stages)]
+        profiles = [stage.profile for stage in stages] or [None] * fleet.stages
+        self._binding = Binding(fleet, settings, ServiceTimes(profiles), self._is_full)
+        # Bytes of the activations that wait for each stage.
+        self._waiting_bytes = [0] * fleet.stages
         self._sends: list[tuple[str, api.Message]] = []
         self._outcomes: list[Outcome] = []
-        # (number, epoch) -> (consumer, producer, slot) while a consumer owes the producer an Ack.
-        self._fetched: dict[tuple[int, int], tuple[str, str, int]] = {}
-        # The same with its time once the consumer reported: its Ack follows within `ACK_GRACE_S`.
-        self._consumed: deque[tuple[float, tuple[str, str, int]]] = deque()
+        self._owed = OwedAcks()
+        self._now_s = 0.0
+        self._has_changed = False
 
     def take(self) -> tuple[list[tuple[str, api.Message]], list[Outcome]]:
-        """What is to be sent, in order, and what clients are to be told; forgets both."""
+        """What is to be sent, in order, and what clients are to be told; forgets both.
+
+        Batches are decided on here: what came since the last call came at one moment.
+        """
+        self._settle(self._now_s)
         taken = self._sends, self._outcomes
         self._sends, self._outcomes = [], []
         return taken
 
     # ------------------------------------------------------------ clients
 
-    def submit(self, payload: bytes, deadline_s: float | None, now_s: float) -> int:
+    def submit(
+        self,
+        payload: bytes,
+        deadline_s: float | None,
+        now_s: float,
+        dtype: str = "uint8",
+        shape: tuple[int, ...] | None = None,
+    ) -> int:
         """Admits an item; returns its number.
+
+        Args:
+            payload: its bytes.
+            deadline_s: seconds it may take, None for the default.
+            now_s: the time.
+            dtype: element type of the payload.
+            shape: its shape, None: bytes in a row.
 
         Raises:
             QueueFull: a bound is reached.
         """
+        self._changed(now_s)
         self.gate.enter(len(payload))
         limit_s = deadline_s if deadline_s is not None else self.gate.bounds.default_deadline_s
-        item = Item(self._next, payload, now_s, now_s + limit_s, queued_s=now_s)
+        axes = (len(payload),) if shape is None else shape
+        item = Item(self._next, payload, now_s, now_s + limit_s, dtype, axes, queued_s=now_s)
+        item.due_s = self._settings.due_s(now_s, deadline_s)
         self._next += 1
         self.requests += 1
         self._items[item.number] = item
         self.meters[0].arrived(now_s)
-        self._queues[0].append(item)
-        self._dispatch(0, now_s)
+        self._wait(item)
         return item.number
 
     def cancel(self, number: int, now_s: float) -> None:
         """The client went away."""
+        self._changed(now_s)
         item = self._items.get(number)
         if item is not None:
-            self._end(item, SessionState.CANCELLED)
-            self._dispatch_all(now_s)
+            self._end(item, SessionState.CANCELLED, now_s)
 
     # ------------------------------------------------------------ workers
 
     def worker_ready(self, address: str, now_s: float) -> None:
         """A replica is ready: it is given what waits."""
-        for stage in self.fleet.workers[address].hello.stages:
-            self._dispatch(stage, now_s)
+        self._workers_changed(now_s)
 
     def credit_changed(self, now_s: float) -> None:
-        """A grant grew."""
-        self._dispatch_all(now_s)
+        """A grant changed."""
+        self._workers_changed(now_s)
 
     def worker_draining(self, address: str, now_s: float) -> None:
         """Nothing moves: items at the replica are finished there."""
-        self._dispatch_all(now_s)
+        self._workers_changed(now_s)
 
     def worker_lost(self, address: str, now_s: float) -> None:
         """A worker died (and is out of the fleet): what it served or held starts over."""
+        self._workers_changed(now_s)
         for living in self.fleet.workers:
             self._sends.append((living, api.Unroute([], [address])))
-        self._forget_fetched(address)
+        for producer, slot in self._owed.died(address):
+            self._free(producer, slot)
+        self._binding.lost(address, now_s)
         for item in list(self._items.values()):
             if item.worker == address or (item.producer == address and item.state is SessionState.QUEUED):
                 self._start_over(item, now_s, f"worker at {address} died")
-        self._dispatch_all(now_s)
 
     def failed(self, message: api.Failed, now_s: float) -> None:
         """A batch failed at a worker."""
-        self._acknowledged(message.sessions, message.epochs, now_s)
+        self._reported(message.sessions, message.epochs, 0.0, 0.0, now_s)
         for number, epoch in zip(message.sessions, message.epochs, strict=True):
             item = self._items.get(number)
             if item is None or item.epoch != epoch or item.worker is None:
@@ -131,17 +154,16 @@ class SinglePassCore:
             if message.retryable:
                 self._start_over(item, now_s, message.reason)
             else:
-                self._refuse(item, Failure(message.reason))
-        self._dispatch_all(now_s)
+                self._refuse(item, Failure(message.reason), now_s)
 
     def parked(self, address: str, message: api.Parked, now_s: float) -> None:
         """Outputs of a stage wait at their producer: their items queue for the next stage."""
-        stage = message.stage
-        self._acknowledged(message.sessions, message.epochs, now_s)
+        stage, started_s, compute_s = message.stage, message.started_s, message.compute_s
+        self._reported(message.sessions, message.epochs, started_s, compute_s, now_s)
         gone: list[int] = []
         self.fleet.give_back([address], slots=self._still_held(message.sessions, message.epochs, address))
         for number, epoch, ref in zip(message.sessions, message.epochs, message.refs, strict=True):
-            item = self._served(number, epoch, stage, message.started_s, message.compute_s, now_s)
+            item = self._served(number, epoch, stage, started_s, compute_s, now_s)
             if item is None:
                 gone.append(ref.slot)
                 continue
@@ -149,18 +171,18 @@ class SinglePassCore:
             item.stage, item.worker = stage + 1, None
             item.ref, item.producer, item.queued_s = ref, address, now_s
             self.meters[stage + 1].arrived(now_s)
-            self._queues[stage + 1].append(item)
+            self._waiting_bytes[stage + 1] += ref.nbytes
+            self._wait(item)
         if gone:
             self._sends.append((address, api.Ack(gone)))
-        self._dispatch_all(now_s)
 
     def results(self, address: str, message: api.Results, now_s: float) -> None:
         """The last stage is done."""
-        stage = message.stage
-        self._acknowledged(message.sessions, message.epochs, now_s)
+        stage, started_s, compute_s = message.stage, message.started_s, message.compute_s
+        self._reported(message.sessions, message.epochs, started_s, compute_s, now_s)
         self.fleet.give_back([address], slots=self._still_held(message.sessions, message.epochs, address))
         for number, epoch, payload in zip(message.sessions, message.epochs, message.payloads, strict=True):
-            item = self._served(number, epoch, stage, message.started_s, message.compute_s, now_s)
+            item = self._served(number, epoch, stage, started_s, compute_s, now_s)
             if item is None:
                 continue
             self.completed += 1
@@ -169,12 +191,13 @@ class SinglePassCore:
             self._outcomes.append(Answer(number, payload))
             item.state = advance(item.state, SessionState.FINISHED)
             del self._items[number]
-        self._dispatch_all(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Refuses what is too late; asks the policy again."""
-        while self._consumed and self._consumed[0][0] < now_s - ACK_GRACE_S:
-            self._consumed.popleft()
+        """Refuses those whose deadlines have passed; lets the scheduler's timers fire."""
+        self._changed(now_s)
+        self._owed.pass_time(now_s)
+        if self._settings.late == "refuse":
+            self._refuse_hopeless(now_s)
         for item in [i for i in self._items.values() if i.deadline_s <= now_s]:
             self._refuse(
                 item,
@@ -182,83 +205,106 @@ class SinglePassCore:
                     f"deadline of {item.deadline_s - item.arrived_s:.3g} s passed at stage {item.stage} "
                     f"after {now_s - item.arrived_s:.3g} s"
                 ),
+                now_s,
             )
-        self._dispatch_all(now_s)
+
+    def next_timer_s(self) -> float:
+        """When `on_timer` is to be called at the latest, infinite for never."""
+        return self._binding.next_timer_s()
+
+    def on_timer(self, now_s: float) -> None:
+        """The scheduler's time has come."""
+        self._changed(now_s)
 
     # ------------------------------------------------------------ inside
 
-    def _dispatch_all(self, now_s: float) -> None:
-        for stage in range(self.fleet.stages - 1, -1, -1):
-            self._dispatch(stage, now_s)
+    def _changed(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._has_changed = True
 
-    def _dispatch(self, stage: int, now_s: float) -> None:
-        queue = self._queues[stage]
-        while queue and not self._is_full(stage + 1):
-            address = self.fleet.choose(stage)
-            if address is None:
-                break
-            worker = self.fleet.workers[address]
-            first = queue[0]
-            decision = self._policy.decide(
-                BatchState(
-                    len(queue),
-                    now_s - first.queued_s,
-                    first.deadline_s - now_s,
-                    worker.free_slots,
-                    worker.hello.max_batch,
-                    self.fleet.idle_workers(stage) if len(queue) > 1 else 1,
-                )
-            )
-            if not decision.size:
-                break
-            self._send(stage, address, [queue.popleft() for _ in range(decision.size)], now_s)
-        self.meters[stage].queue = len(queue)
+    def _workers_changed(self, now_s: float) -> None:
+        self._changed(now_s)
+        self._binding.workers_changed()
+
+    def _wait(self, item: Item) -> None:
+        """An item joins its stage's queue."""
+        self.meters[item.stage].queue += 1
+        self._binding.wait(item)
+
+    def _settle(self, now_s: float) -> None:
+        """Sends what the scheduler decides on; what it gives up is refused, or waits behind the others."""
+        while self._has_changed:
+            self._has_changed = False
+            bound, given_up = self._binding.settle(now_s)
+            for batch in bound:
+                self._send(batch, now_s)
+            tried: set[int] = set()
+            for item in given_up:
+                self._has_changed = True
+                if self._settings.late == "demote" or not self._binding.is_hopeless(item, now_s):
+                    self._binding.demote(item, now_s)
+                elif item.stage not in tried and self._binding.is_in_the_dark(item.stage, now_s):
+                    self._binding.demote(item, now_s)
+                    tried.add(item.stage)
+                else:
+                    self._refuse(item, self._too_late(item, now_s), now_s)
+
+    def _refuse_hopeless(self, now_s: float) -> None:
+        """Those that were given up, waited for a chance, and have none any more."""
+        binding = self._binding
+        waiting = [item for item in self._items.values() if item.state is SessionState.QUEUED]
+        for item in waiting:
+            is_lost = binding.is_demoted(item) and binding.is_hopeless(item, now_s)
+            if is_lost and not binding.is_in_the_dark(item.stage, now_s):
+                self._refuse(item, self._too_late(item, now_s), now_s)
+
+    def _too_late(self, item: Item, now_s: float) -> TooLate:
+        return TooLate(
+            f"its deadline of {item.due_s - item.arrived_s:.3g} s cannot be met any more: "
+            f"{now_s - item.arrived_s:.3g} s have passed and it waits for stage {item.stage} of "
+            f"{self.fleet.stages} (KEYSTAGE_LATE=refuse)"
+        )
 
     def _is_full(self, stage: int) -> bool:
         """Whether the bytes waiting for a stage are over their bound (never beyond the last)."""
         if stage >= self.fleet.stages:
             return False
-        return len(self._queues[stage]) * self._activation_bytes[stage - 1] > WAITING_BYTES
+        return self._waiting_bytes[stage] > WAITING_BYTES
 
-    def _send(self, stage: int, address: str, batch: list[Item], now_s: float) -> None:
-        self.fleet.hold([address], slots=len(batch))
+    def _send(self, bound: Bound, now_s: float) -> None:
+        stage, last, address, batch = bound.stage, bound.last, bound.address, bound.items
         meter = self.meters[stage]
+        meter.queue -= len(batch)
         meter.in_flight += len(batch)
+        meter.batched(len(batch))
         for item in batch:
             item.state = advance(item.state, SessionState.RUNNING)
-            item.worker, item.dispatched_s = address, now_s
+            item.worker, item.last, item.dispatched_s = address, last, now_s
         numbers, epochs = [item.number for item in batch], [item.epoch for item in batch]
-        more = stage + 1 < self.fleet.stages
+        more = last + 1 < self.fleet.stages
         if stage == 0:
-            shapes: list[tuple[int, ...]] = [(len(item.payload),) for item in batch]
+            shapes = [item.shape for item in batch]
             payloads = [item.payload for item in batch]
-            self._sends.append((address, api.Work(0, numbers, epochs, "uint8", shapes, payloads, more)))
+            work = api.Work(0, last, numbers, epochs, batch[0].dtype, shapes, payloads, more)
+            self._sends.append((address, work))
             return
         refs = [item.ref for item in batch if item.ref is not None]
         producers = [item.producer for item in batch if item.producer is not None]
-        for item in batch:
-            assert item.producer is not None
-            assert item.ref is not None
-            self._fetched[item.number, item.epoch] = (address, item.producer, item.ref.slot)
-        self._sends.append((address, api.Fetch(stage, numbers, epochs, refs, producers, more)))
+        assert len(refs) == len(producers) == len(batch)
+        for item, ref, producer in zip(batch, refs, producers, strict=True):
+            self._owed.fetched((item.number, item.epoch), address, [(producer, ref.slot)])
+        self._waiting_bytes[stage] -= sum(ref.nbytes for ref in refs)
+        self._sends.append((address, api.Fetch(stage, last, numbers, epochs, refs, producers, more)))
 
-    def _acknowledged(self, numbers: list[int], epochs: list[int], now_s: float) -> None:
-        """The consumer ran the batch, and acknowledges its inputs soon (it gathers them)."""
-        for key in zip(numbers, epochs, strict=True):
-            hop = self._fetched.pop(key, None)
-            if hop is not None:
-                self._consumed.append((now_s, hop))
-
-    def _forget_fetched(self, dead: str) -> None:
-        """A dead consumer acknowledges nothing: its producers free the inputs it had."""
-        owed = {hop for _, hop in self._consumed}
-        for key, hop in list(self._fetched.items()):
-            if dead in hop[:2]:
-                owed.add(hop)
-                del self._fetched[key]
-        for consumer, producer, slot in sorted(owed):
-            if consumer == dead:
-                self._free(producer, slot)
+    def _reported(
+        self, numbers: Iterable[int], epochs: Iterable[int], started_s: float, compute_s: float, now_s: float
+    ) -> None:
+        """A worker is done with these, acknowledges its inputs soon, and is free if that was its batch."""
+        self._changed(now_s)
+        keys = list(zip(numbers, epochs, strict=True))
+        for key in keys:
+            self._owed.reported(key, now_s)
+        self._binding.reported(keys, started_s, compute_s, now_s)
 
     def _free(self, producer: str | None, slot: int) -> None:
         """Nobody will take this output any more."""
@@ -268,14 +314,27 @@ class SinglePassCore:
     def _served(
         self, number: int, epoch: int, stage: int, started_s: float, compute_s: float, now_s: float
     ) -> Item | None:
-        """Counts one served item; None when it is gone or stale."""
+        """Counts one item that was served up to a stage; None when it is gone or stale.
+
+        Stages that a worker ran one after another share the time it took: it computes them as one.
+        """
         item = self._items.get(number)
-        if item is None or item.epoch != epoch or item.stage != stage or item.worker is None:
+        if item is None or item.epoch != epoch or item.last != stage or item.worker is None:
             return None
-        meter = self.meters[stage]
-        meter.in_flight -= 1
-        meter.waited(item.dispatched_s - item.queued_s + started_s)
-        meter.served(compute_s, now_s - item.queued_s)
+        self.meters[item.stage].in_flight -= 1
+        wait_s = item.dispatched_s - item.queued_s + started_s
+        share_s = compute_s / (stage - item.stage + 1)
+        sojourn_s = now_s - item.queued_s - compute_s + share_s
+        for passed in range(item.stage, stage + 1):
+            meter = self.meters[passed]
+            if passed > item.stage:
+                meter.arrived(now_s)
+                wait_s, sojourn_s = 0.0, share_s
+            meter.waited(wait_s)
+            meter.served(share_s, sojourn_s)
+        if item.due_s < math.inf:
+            for passed in range(item.stage, stage + 1):
+                self.meters[passed].left(is_late=now_s > self._binding.stage_due_s(item, passed))
         return item
 
     def _still_held(self, numbers: list[int], epochs: list[int], address: str) -> int:
@@ -292,34 +351,38 @@ class SinglePassCore:
             self._refuse(
                 item,
                 Failure(f"{why}; {item.losses} workers lost, the bound is {self.gate.bounds.max_losses}"),
+                now_s,
             )
             return
-        self._leave(item)
+        self._leave(item, now_s)
         item.state = advance(advance(SessionState.QUEUED, SessionState.RUNNING), SessionState.QUEUED)
         item.epoch += 1
         self.replayed_tokens += item.stage
         item.stage, item.worker, item.ref, item.producer, item.queued_s = 0, None, None, None, now_s
-        self._queues[0].appendleft(item)
+        self._wait(item)
 
-    def _leave(self, item: Item) -> None:
+    def _leave(self, item: Item, now_s: float) -> None:
         """Takes an item out of its queue or off its worker, and frees what it holds."""
         if item.state is SessionState.QUEUED:
-            self._queues[item.stage].remove(item)
-            self.meters[item.stage].queue = len(self._queues[item.stage])
+            self._binding.withdraw(item, now_s)
+            self.meters[item.stage].queue -= 1
             if item.ref is not None:
+                self._waiting_bytes[item.stage] -= item.ref.nbytes
                 self._free(item.producer, item.ref.slot)
             return
         self.meters[item.stage].in_flight -= 1
         if item.worker is not None:
             self.fleet.give_back([item.worker])
 
-    def _refuse(self, item: Item, refusal: Refusal) -> None:
-        state = SessionState.REFUSED if isinstance(refusal, TooLate) else SessionState.FAILED
+    def _refuse(self, item: Item, refusal: Refusal, now_s: float) -> None:
+        is_late = isinstance(refusal, TooLate)
+        if is_late and item.due_s < math.inf:
+            self.meters[item.stage].given_up()
         self._outcomes.append(Refuse(item.number, refusal))
-        self._end(item, state)
+        self._end(item, SessionState.REFUSED if is_late else SessionState.FAILED, now_s)
 
-    def _end(self, item: Item, state: SessionState) -> None:
-        self._leave(item)
+    def _end(self, item: Item, state: SessionState, now_s: float) -> None:
+        self._leave(item, now_s)
         self.gate.leave(len(item.payload))
         item.state = advance(item.state, state)
         del self._items[item.number]

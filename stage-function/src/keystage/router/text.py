@@ -41,6 +41,12 @@ class TextCodec(Protocol):
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, without tokens added before or after it."""
 
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of `text` as one input of an encoder, with what its tokenizer puts around it."""
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its name, None: there is none."""
+
     def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
         """A decoder for tokens that follow `prompt` (no `prompt`: the text starts here)."""
 
@@ -124,12 +130,25 @@ class HfText:
 
     def __init__(self, source: bytes) -> None:
         self._tokenizer = Tokenizer.from_buffer(source)
+        # Files may ask for both: a text would silently lose its end, or gain tokens that nobody masks.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._pieces = pieces_of(source, self._tokenizer.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
         """See `TextCodec`. Safe to call from a thread."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """See `TextCodec`. Safe to call from a thread."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def token_id(self, token: str) -> int | None:
+        """See `TextCodec`."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
 
     def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
         """See `TextCodec`."""
@@ -150,6 +169,14 @@ class ByteText:
     def encode(self, text: str) -> list[int]:
         """See `TextCodec`."""
         return list(text.encode())
+
+    def encode_whole(self, text: str) -> list[int]:
+        """See `TextCodec`."""
+        return self.encode(text)
+
+    def token_id(self, token: str) -> int | None:
+        """See `TextCodec`; bytes have no names."""
+        return None
 
     def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
         """See `TextCodec`."""

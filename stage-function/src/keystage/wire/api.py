@@ -7,6 +7,7 @@ repeat itself safely. Bodies are msgpack arrays (`array_like`), tagged by kind.
 Flow of a looping pipeline: `Hello`, `Ready`, `Credit` -> `Route`, `Start` -> `Step` around
 the ring of workers -> `Tokens` to the router per wave -> `Release`.
 Flow of a single-pass pipeline: `Work` -> `Parked` -> `Fetch` -> ... -> `Results`.
+Flow of a stream program: `Run` -> `Ran` for each turn of a request at a module -> `Evict`.
 
 This module must not import a transport: `wire.mailbox` moves the bytes, `wire.ring` the tensors.
 """
@@ -17,16 +18,27 @@ from typing import TypeAlias
 
 import msgspec
 
+from keystage.wire.handing import Hand as Hand
+from keystage.wire.handing import Handed as Handed
+from keystage.wire.handing import KvState as KvState
+from keystage.wire.program import Evict as Evict
+from keystage.wire.program import Fault as Fault
+from keystage.wire.program import Ran as Ran
+from keystage.wire.program import Run as Run
+from keystage.wire.program import StreamMessage as StreamMessage
+from keystage.wire.shapes import UNBOUNDED as UNBOUNDED
+from keystage.wire.shapes import Message as Message
 from keystage.wire.shapes import SessionSpec as SessionSpec
 from keystage.wire.shapes import StepRows as StepRows
 from keystage.wire.shapes import TensorRef as TensorRef
+from keystage.wire.single_pass import Fetch as Fetch
+from keystage.wire.single_pass import Parked as Parked
+from keystage.wire.single_pass import Results as Results
+from keystage.wire.single_pass import Work as Work
 
-WIRE_VERSION = 1
-"""Raised when a field changes its meaning; `Hello` and `Introduce` carry it."""
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of every message; the tag is the class name."""
+WIRE_VERSION = 2
+"""Raised when a field changes its meaning; `Hello` and `Introduce` carry it. New kinds of messages do not
+raise it: only pipelines of a new kind are sent them, and both sides read the kind in the bundle."""
 
 
 # ---------------------------------------------------------------- worker -> router
@@ -49,6 +61,9 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
         pid: process id, meaningful on `node`.
         node: host identity (boot id); equal identities share memory and process ids.
         looping: whether the pipeline loops.
+        first: `Introduce.first` that it heard last from this router, 0 for none. A `Hello` that was meant
+            for an earlier incarnation, whose sessions the worker may hold, is known by it.
+        call: `Introduce.call` that it heard last, 0 for none.
     """
 
     wire: int
@@ -64,6 +79,8 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
     pid: int
     node: str
     looping: bool
+    first: int = 0
+    call: int = 0
 
 
 class Ready(Message, frozen=True, array_like=True, tag=True):
@@ -78,52 +95,12 @@ class Credit(Message, frozen=True, array_like=True, tag=True):
     Attributes:
         replica: the worker.
         slots: sessions or items the router may hold here.
-        kv_tokens: KV token positions it may reserve here.
+        kv_tokens: KV token positions it may count on here: the owner of a path preempts if they run out.
     """
 
     replica: str
     slots: int
     kv_tokens: int
-
-
-class Parked(Message, frozen=True, array_like=True, tag=True):
-    """Outputs of a single-pass stage wait at their producer for a late-bound successor.
-
-    Attributes:
-        replica: the producer.
-        stage: stage that produced them.
-        sessions: items.
-        epochs: epoch of each item.
-        refs: where each output lies (one ring slot each).
-        started_s: seconds between receipt of the batch and start of compute.
-        compute_s: seconds of compute for the whole batch.
-    """
-
-    replica: str
-    stage: int
-    sessions: list[int]
-    epochs: list[int]
-    refs: list[TensorRef]
-    started_s: float
-    compute_s: float
-
-
-class Results(Message, frozen=True, array_like=True, tag=True):
-    """Outputs of the last stage of a single-pass pipeline, bytes inline.
-
-    Attributes are those of `Parked`; `payloads` holds the raw bytes of each output and
-    `dtype`/`shapes` describe them.
-    """
-
-    replica: str
-    stage: int
-    sessions: list[int]
-    epochs: list[int]
-    dtype: str
-    shapes: list[tuple[int, ...]]
-    payloads: list[bytes]
-    started_s: float
-    compute_s: float
 
 
 class Tokens(Message, frozen=True, array_like=True, tag=True):
@@ -171,10 +148,13 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=True):
         replica: the worker.
         state: worker state name.
         held_slots: sessions or items it holds.
-        held_kv_tokens: reserved KV positions.
+        held_kv_tokens: KV positions in blocks that are taken.
         busy_s: cumulative seconds of compute, per hosted stage.
         batches: cumulative batches or waves, per hosted stage.
         rows: cumulative rows (sessions stepped or items), per hosted stage.
+        kv_blocks: KV blocks in all, 0 for single-pass.
+        kv_blocks_free: KV blocks nobody holds.
+        preemptions: cumulative preemptions on the paths it owns.
     """
 
     replica: str
@@ -184,6 +164,9 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=True):
     busy_s: list[float]
     batches: list[int]
     rows: list[int]
+    kv_blocks: int = 0
+    kv_blocks_free: int = 0
+    preemptions: int = 0
 
 
 class Draining(Message, frozen=True, array_like=True, tag=True):
@@ -210,10 +193,12 @@ class Introduce(Message, frozen=True, array_like=True, tag=True):
         wire: wire version the router speaks.
         first: base of this incarnation's session numbers; rows of sessions below it, still on their
             way from workers that have not heard of the restart, are void too.
+        call: how often this router has given the worker up; a `Hello` of before is not taken.
     """
 
     wire: int
     first: int = 0
+    call: int = 0
 
 
 class Route(Message, frozen=True, array_like=True, tag=True):
@@ -224,12 +209,14 @@ class Route(Message, frozen=True, array_like=True, tag=True):
         replicas: worker name per stage.
         addresses: inbox endpoint per stage.
         waves: waves that may be in flight on the path at once.
+        kv_blocks: KV blocks of the worker on it that has fewest.
     """
 
     path: int
     replicas: list[str]
     addresses: list[str]
     waves: int
+    kv_blocks: int = UNBOUNDED
 
 
 class Unroute(Message, frozen=True, array_like=True, tag=True):
@@ -253,51 +240,12 @@ class Start(Message, frozen=True, array_like=True, tag=True):
 
 
 class Move(Message, frozen=True, array_like=True, tag=True):
-    """Sessions that go on under a higher epoch, by token replay (new path, new owner, or both)."""
+    """Sessions that go on under a higher epoch (new path, new owner, or both).
+
+    By token replay, or from `SessionSpec.kept` positions on with the KV state that the workers have.
+    """
 
     specs: list[SessionSpec]
-
-
-class Work(Message, frozen=True, array_like=True, tag=True):
-    """A batch for the first stage of a single-pass pipeline, inputs inline.
-
-    Attributes:
-        stage: stage index.
-        sessions: items.
-        epochs: epoch of each.
-        dtype: element type of the inputs.
-        shapes: shape of each input.
-        payloads: raw bytes of each input.
-        more: whether the pipeline has a later stage (False: answer with `Results`).
-    """
-
-    stage: int
-    sessions: list[int]
-    epochs: list[int]
-    dtype: str
-    shapes: list[tuple[int, ...]]
-    payloads: list[bytes]
-    more: bool
-
-
-class Fetch(Message, frozen=True, array_like=True, tag=True):
-    """A batch for a later stage: take each input from the producer that parked it.
-
-    Attributes:
-        stage: stage index to run.
-        sessions: items.
-        epochs: epoch of each.
-        refs: where each input lies.
-        producers: inbox endpoint of each producer, for the `Ack`.
-        more: whether a later stage follows.
-    """
-
-    stage: int
-    sessions: list[int]
-    epochs: list[int]
-    refs: list[TensorRef]
-    producers: list[str]
-    more: bool
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=True):
@@ -341,6 +289,13 @@ class Step(Message, frozen=True, array_like=True, tag=True):
         rows: who steps.
         tokens: for a returned wave the sampled token of each row (-1: none), else empty.
         ref: the activation, shape [sum(counts), hidden]; None when there is none.
+        drops: sessions whose KV blocks are freed before the wave runs: finished, cancelled, preempted.
+        drop_epochs: epoch of each.
+        starved: sessions for which a stage had no KV blocks: their rows are left out from there on.
+        free_blocks: least free KV blocks over the stages passed so far.
+        room_blocks: the same less what older sessions of other paths wait for.
+        claim: oldest session of the path that waits for room, -1 for none.
+        claim_blocks: KV blocks it waits for.
     """
 
     path: int
@@ -353,22 +308,50 @@ class Step(Message, frozen=True, array_like=True, tag=True):
     rows: StepRows
     tokens: list[int]
     ref: TensorRef | None
+    drops: list[int] = msgspec.field(default_factory=list)
+    drop_epochs: list[int] = msgspec.field(default_factory=list)
+    starved: list[int] = msgspec.field(default_factory=list)
+    free_blocks: int = UNBOUNDED
+    room_blocks: int = UNBOUNDED
+    claim: int = -1
+    claim_blocks: int = 0
 
 
 class Ack(Message, frozen=True, array_like=True, tag=True):
     """The receiver has taken these tensors: the ring slots are free again.
 
     The router sends it in the place of a receiver that died, or when nobody wants a parked output.
+
+    Attributes:
+        slots: of the ring, and below 0 of device memory.
+        mapped: whether the receiver can read the producer's device memory, which was offered: 1 yes, -1 no,
+            0 nothing is said.
     """
 
     slots: list[int]
+    mapped: int = 0
 
 
 FromWorker: TypeAlias = (
-    Hello | Ready | Credit | Parked | Results | Tokens | Failed | Heartbeat | Draining | Bye
+    Hello | Ready | Credit | Parked | Results | Ran | Tokens | Failed | Handed | Heartbeat | Draining | Bye
 )
 ToWorker: TypeAlias = (
-    Introduce | Route | Unroute | Start | Move | Work | Fetch | Cancel | Release | Drain | Step | Ack
+    Introduce
+    | Route
+    | Unroute
+    | Start
+    | Move
+    | Work
+    | Fetch
+    | Run
+    | Evict
+    | Cancel
+    | Release
+    | Drain
+    | Hand
+    | KvState
+    | Step
+    | Ack
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -42,6 +42,9 @@ MAX_FRAME_BYTES = 1 << 30
 announces more is cut off before it has proved anything, so that it cannot fill our memory."""
 HEARTBEAT_MS, SILENT_MS = 2000, 10_000
 """ZeroMQ's own pings between nodes, so that a vanished host's connection ends and is made anew."""
+CONNECT_MS, HANDSHAKE_MS = 2000, 5000
+"""Then another try. Behind a Service's address a try stays with the pod it first went to: begun while that
+one ends it waits for nobody, by the system's own bound for two minutes."""
 
 
 class Mailbox:
@@ -259,6 +262,8 @@ class Mailbox:
             outbox.setsockopt(zmq.IPV6, 1)
             outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             outbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+            outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+            outbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             outbox.setsockopt(zmq.CURVE_SERVERKEY, self._link.inbox_keys[0])
             outbox.setsockopt(zmq.CURVE_PUBLICKEY, self._link.sender_keys[0])
             outbox.setsockopt(zmq.CURVE_SECRETKEY, self._link.sender_keys[1])

@@ -1,8 +1,9 @@
 """Every metric Keystage exposes, in one place: name, kind, labels, meaning.
 
 Names are `keystage_<noun>_<unit>`; labels are pipeline, stage, replica, node and reason, besides the way that
-starts and loads took (phase, via, source), a GPU's own (gpu), and for asynchronous calls the function_name
-of OpenFaaS. Parts gather `Sample`s from their own counters and call `expose`; nothing else defines a metric.
+starts and loads took (phase, via, source), a GPU's own (gpu), and for functions and asynchronous calls the
+function_name of OpenFaaS. Parts gather `Sample`s from their own counters and call `expose`; nothing else
+defines a metric.
 """
 
 from __future__ import annotations
@@ -41,12 +42,29 @@ START_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.9, 1.5, 3.0, 8.0
 """From a fork that shares everything to a fresh process that reads from a slow disk."""
 
 
+BATCH_BOUNDS_ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+"""As the router counts them (`router.api.BATCH_BOUNDS`)."""
+
+
 METRICS: dict[str, MetricSpec] = {
     "keystage_worker_sessions": MetricSpec(
         "gauge", ("pipeline", "replica"), "Sessions or items held by the worker"
     ),
     "keystage_worker_kv_tokens": MetricSpec(
-        "gauge", ("pipeline", "replica"), "KV token positions reserved at the worker"
+        "gauge", ("pipeline", "replica"), "KV token positions in the blocks that are taken at the worker"
+    ),
+    "keystage_preemptions": MetricSpec(
+        "counter",
+        ("pipeline", "replica"),
+        "Sessions that the owner of their path took the KV blocks from; they wait and are replayed",
+    ),
+    "keystage_stage_kv_blocks": MetricSpec(
+        "gauge",
+        ("pipeline", "stage", "replica"),
+        "KV blocks of 16 positions; the stages of one worker share them",
+    ),
+    "keystage_stage_kv_blocks_used": MetricSpec(
+        "gauge", ("pipeline", "stage", "replica"), "KV blocks that sessions hold"
     ),
     "keystage_stage_busy_seconds": MetricSpec(
         "counter", ("pipeline", "stage", "replica"), "Seconds of compute"
@@ -76,6 +94,24 @@ METRICS: dict[str, MetricSpec] = {
         "counter", ("pipeline", "stage"), "Total service time of served items"
     ),
     "keystage_stage_ready_replicas": MetricSpec("gauge", ("pipeline", "stage"), "Replicas that are ready"),
+    "keystage_stage_due_items": MetricSpec(
+        "counter", ("pipeline", "stage"), "Items with a stage deadline that left the stage or were given up"
+    ),
+    "keystage_stage_late_items": MetricSpec(
+        "counter", ("pipeline", "stage"), "Items that left the stage after its deadline"
+    ),
+    "keystage_stage_dropped_items": MetricSpec(
+        "counter", ("pipeline", "stage"), "Items refused because they could not meet the stage's deadline"
+    ),
+    "keystage_stage_batch_items": MetricSpec(
+        "histogram", ("pipeline", "stage"), "Items of a batch", BATCH_BOUNDS_ITEMS
+    ),
+    "keystage_replica_served_seconds": MetricSpec(
+        "counter", ("pipeline", "replica"), "Seconds since the replica became ready at this router"
+    ),
+    "keystage_replica_idle_seconds": MetricSpec(
+        "counter", ("pipeline", "replica"), "Seconds of these in which the router had given it nothing"
+    ),
     "keystage_start_seconds": MetricSpec(
         "histogram",
         ("node", "pipeline", "via", "phase"),
@@ -108,8 +144,13 @@ METRICS: dict[str, MetricSpec] = {
     ),
     "keystage_standbys": MetricSpec("gauge", ("node",), "Standby workers"),
     "keystage_view_age_seconds": MetricSpec(
-        "gauge", (), "Seconds since the gateway last heard what functions and replicas there are"
+        "gauge", (), "Seconds since gateway or controller last knew what functions and replicas there are"
     ),
+    "keystage_leader": MetricSpec("gauge", (), "1 where this controller decides, 0 where it stands by"),
+    "keystage_function_desired_replicas": MetricSpec(
+        "gauge", ("function_name",), "Replicas that the controller decided on"
+    ),
+    "keystage_function_ready_replicas": MetricSpec("gauge", ("function_name",), "Replicas that serve"),
     "keystage_async_accepted": MetricSpec("counter", ("function_name",), "Asynchronous calls accepted"),
     "keystage_async_refused": MetricSpec(
         "counter", ("reason",), "Asynchronous calls of known functions refused, by HTTP status"

@@ -14,6 +14,7 @@ import mmap
 import os
 from bisect import bisect_left
 from pathlib import Path
+from typing import Protocol
 
 from keystage.wire.api import TensorRef
 
@@ -108,15 +109,25 @@ class Ring:
         self._view = memoryview(self._map)
         self._pid = os.getpid()
 
-    def write(self, data: memoryview, dtype: str, shape: tuple[int, ...]) -> TensorRef | None:
-        """Copies a tensor's bytes into a slot; None when the ring is full at the moment."""
-        nbytes = data.nbytes
+    @property
+    def whole(self) -> memoryview:
+        """All its bytes, for whoever pins them."""
+        return self._view
+
+    def reserve(self, nbytes: int, dtype: str, shape: tuple[int, ...]) -> TensorRef | None:
+        """Takes a slot that is written afterwards, through `window`; None when the ring is full."""
         taken = self.ledger.take(nbytes)
         if taken is None:
             return None
         slot, offset = taken
-        self._view[offset : offset + nbytes] = data
         return TensorRef(dtype, shape, self._pid, self._fd, offset, nbytes, slot)
+
+    def write(self, data: memoryview, dtype: str, shape: tuple[int, ...]) -> TensorRef | None:
+        """Copies a tensor's bytes into a slot; None when the ring is full at the moment."""
+        ref = self.reserve(data.nbytes, dtype, shape)
+        if ref is not None:
+            self._view[ref.offset : ref.offset + ref.nbytes] = data
+        return ref
 
     def window(self, slot: int, offset: int, nbytes: int) -> memoryview:
         """The bytes of a slot that was handed out, for whoever carries them to another node.
@@ -138,12 +149,27 @@ class Ring:
         os.close(self._fd)
 
 
+class RingWatcher(Protocol):
+    """Whoever pins mappings for a device."""
+
+    def ring_mapped(self, whole: memoryview) -> None:
+        """Another process's ring is mapped here."""
+
+    def ring_dropped(self, whole: memoryview) -> None:
+        """It is about to be unmapped."""
+
+
 class PeerRings:
     """Mappings of other processes' rings, opened on first use and kept."""
 
     def __init__(self) -> None:
         self._maps: dict[tuple[int, int], memoryview] = {}
         self._pid_of: dict[str, int] = {}
+        self._watcher: RingWatcher | None = None
+
+    def watch(self, watcher: RingWatcher) -> None:
+        """Tells somebody of every mapping that is made, and before one is dropped."""
+        self._watcher = watcher
 
     def view(self, ref: TensorRef, owner: str = "") -> memoryview:
         """The bytes a reference names, without a copy; valid until the slot's `Ack`.
@@ -173,7 +199,9 @@ class PeerRings:
         """Drops the mappings of a dead producer: its memory is freed, its id may be used again."""
         pid = self._pid_of.pop(owner, None)
         for key in [key for key in self._maps if key[0] == pid]:
-            del self._maps[key]
+            whole = self._maps.pop(key)
+            if self._watcher is not None:
+                self._watcher.ring_dropped(whole)
 
     def _open(self, pid: int, fd: int) -> memoryview:
         path = f"/proc/{pid}/fd/{fd}"
@@ -191,4 +219,6 @@ class PeerRings:
         finally:
             os.close(opened)
         self._maps[pid, fd] = whole
+        if self._watcher is not None:
+            self._watcher.ring_mapped(whole)
         return whole

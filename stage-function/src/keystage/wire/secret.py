@@ -1,9 +1,10 @@
 """The deployment's secret, and every key that is derived from it.
 
-One file (`KEYSTAGE_WIRE_KEY_FILE`, readable by its owner alone) makes processes of different nodes one
-deployment. From it HKDF (RFC 5869, SHA-256) derives, each under a label of its own: the CURVE key pair
-of every inbox, the CURVE key pair of every sender, the key of the tensor connections' handshake, and the
-seed of their TLS certificate. Nothing else is configured and nothing is exchanged.
+One file (`KEYSTAGE_WIRE_KEY_FILE`, readable by its owner alone; mounted into a container, root's and
+readable by our group) makes processes of different nodes one deployment. From it HKDF (RFC 5869, SHA-256)
+derives, each under a label of its own: the CURVE key pair of every inbox, the CURVE key pair of every
+sender, the key of the tensor connections' handshake, and the seed of their TLS certificate. Nothing else
+is configured and nothing is exchanged.
 
 What that means: all holders of the file are one trust domain; each can act as any other. Who holds it
 not can neither connect nor read, and learns no public key either. The secret is replaced by replacing
@@ -53,17 +54,33 @@ def read_secret(path: Path) -> Secret:
     name = f"KEYSTAGE_WIRE_KEY_FILE={path}"
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            facts = os.fstat(file.fileno())
             value = file.read(MAX_BYTES + 1).strip()
     except OSError as error:
         raise WireError(f"{name} cannot be read: {error.strerror}") from error
-    if mode & 0o077:
+    if is_open_to_others(facts.st_mode, facts.st_uid, os.geteuid()):
+        mode = stat.S_IMODE(facts.st_mode)
         raise WireError(f"{name} has mode {mode:04o}: others may read or change it; expected 0600")
     if not MIN_BYTES <= len(value) <= MAX_BYTES:
         raise WireError(
             f"{name} holds {min(len(value), MAX_BYTES + 1)} bytes, expected {MIN_BYTES} to {MAX_BYTES}"
         )
     return Secret(value)
+
+
+def is_open_to_others(mode: int, owner: int, reader: int) -> bool:
+    """Whether a file with a secret can be read or changed by more than its owner and us.
+
+    A secret that is mounted into a container belongs to root and is read through its group, which is the
+    reader's own there: that one bit is allowed, and only to a reader who is not root.
+
+    Args:
+        mode: of the file.
+        owner: user the file belongs to.
+        reader: user who reads it.
+    """
+    allowed = stat.S_IRGRP if owner == 0 != reader else 0
+    return bool(stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed)
 
 
 def create_secret(path: Path) -> None:

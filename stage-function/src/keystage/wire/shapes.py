@@ -1,8 +1,15 @@
-"""What messages are made of: a tensor's place, a session, the rows of a wave. Part of `wire.api`."""
+"""What messages are made of: a base, a tensor's place, a session, the rows of a wave. Part of `wire.api`."""
 
 from __future__ import annotations
 
 import msgspec
+
+UNBOUNDED = 2**31 - 1
+"""A number of KV blocks that says: nobody has told yet."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of every message; the tag is the class name."""
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True):
@@ -15,7 +22,10 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
         fd: descriptor number of the ring in that process.
         offset: bytes from the ring's start.
         nbytes: length in bytes.
-        slot: ring slot that `Ack` gives back.
+        slot: ring slot that `Ack` gives back; below 0: of the producer's device memory, where the bytes lie
+            at `offset` instead of in its ring.
+        handle: by which that memory can be mapped; with a slot of the ring: an offer to use it next time,
+            which the `Ack` answers.
     """
 
     dtype: str
@@ -25,6 +35,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     nbytes: int
     slot: int
+    handle: bytes = b""
 
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +52,9 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         temperature: 0 is greedy.
         top_p: nucleus mass in (0, 1].
         seed: 64-bit seed; sampling is a function of (logits, seed, position).
+        input: what the first stage works on beside the tokens, for families that have such.
+        whole: tokens at the front that go in one row of their own, whatever a wave's budget; 0: none.
+        kept: positions whose KV state every worker of the path has, from the epoch before; 0: a replay.
     """
 
     session: int
@@ -53,6 +67,9 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     temperature: float
     top_p: float
     seed: int
+    input: bytes = b""
+    whole: int = 0
+    kept: int = 0
 
 
 class StepRows(msgspec.Struct, frozen=True, array_like=True):
@@ -64,10 +81,12 @@ class StepRows(msgspec.Struct, frozen=True, array_like=True):
         positions: first token position of the row (KV length before the step).
         counts: tokens in the row (1 for decode, a chunk for prefill).
         sample: whether the row ends at the newest known token, so that the last stage samples.
-        opens: reservation in tokens if the row opens the session here, else 0.
+        opens: most positions the session can ever need if the row opens it here, else 0. A row that opens
+            at a position above 0 goes on with KV state of an epoch before.
         temperatures: per row.
         top_ps: per row.
         seeds: per row.
+        holds: positions whose KV blocks each row needs; empty: those up to its last token.
     """
 
     sessions: list[int]
@@ -79,3 +98,8 @@ class StepRows(msgspec.Struct, frozen=True, array_like=True):
     temperatures: list[float]
     top_ps: list[float]
     seeds: list[int]
+    holds: list[int] = msgspec.field(default_factory=list)
+
+    def held_after(self, row: int) -> int:
+        """Positions for which a stage must have KV blocks before it runs the row."""
+        return self.holds[row] if self.holds else self.positions[row] + self.counts[row]

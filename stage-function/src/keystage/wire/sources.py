@@ -18,7 +18,7 @@ from keystage.wire.address import Address, parse
 from keystage.wire.api import TensorRef
 from keystage.wire.errors import WireError
 from keystage.wire.link import Link
-from keystage.wire.ring import PeerRings, RingError
+from keystage.wire.ring import PeerRings, RingError, RingWatcher
 from keystage.wire.tensor_fetch import Arrival, Fetcher, check_size
 
 
@@ -46,6 +46,10 @@ class TensorSources:
     def fd(self) -> int | None:
         """Readable when `poll` has something to do; None when that never happens."""
         return self._wake
+
+    def watch_rings(self, watcher: RingWatcher) -> None:
+        """See `PeerRings.watch`."""
+        self._rings.watch(watcher)
 
     def begin(self, refs: Sequence[TensorRef], owners: Sequence[str], ready: Callable[[], None]) -> bool:
         """Begins to bring what lies on other nodes.

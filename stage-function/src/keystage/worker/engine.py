@@ -4,8 +4,9 @@ Before it: `app` loads the executor. After it: other workers' engines (Step), th
 Parked, Results). It owns the mailbox, the ring and the session table; it reads no environment,
 and HTTP lives in another thread that only reads `status` and queues `single` calls.
 
-Looping work is in `looping.LoopingWork`, single-pass work in `single.SinglePassWork`; this module
-keeps what they share: routers and their credit, life and drain, heart beat, the loop itself.
+Looping work is in `looping.LoopingWork`, single-pass work in `single.SinglePassWork`, that of stream
+programs in `program.ProgramWork`; this module keeps what they share: routers and their credit, life and
+drain, heart beat, the loop itself.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.ring import Ring
 from keystage.wire.sources import TensorSources
+from keystage.worker.device_lane import DeviceLane
 from keystage.worker.executor import Executor, StageError
 from keystage.worker.looping import LoopingWork
 from keystage.worker.outbox import TensorOutbox
+from keystage.worker.program import ProgramWork
 from keystage.worker.settings import EngineSettings, StageUse, Status
 from keystage.worker.single import SinglePassWork
 from keystage.worker.states import WorkerState, advance
@@ -51,6 +54,7 @@ class Engine:
         events: event log.
         status: shared with the HTTP thread.
         sources: where tensors come from; None: from rings of this node only.
+        lane: of the device that the executor leaves tensors on, None: it leaves them on the host.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Engine:
         events: EventLog,
         status: Status,
         sources: TensorSources | None = None,
+        lane: DeviceLane | None = None,
     ) -> None:
         self._settings = settings
         self._pipeline = pipeline
@@ -73,8 +78,9 @@ class Engine:
         self._status = status
         for stage in settings.stages:
             status.use.setdefault(stage, StageUse())
-        self._outbox = TensorOutbox(mailbox, ring)
+        self._outbox = TensorOutbox(mailbox, ring, lane)
         self._granted: dict[str, tuple[int, int]] = {}
+        self._heard: dict[str, tuple[int, int]] = {}
         self._drain_until_s: float | None = None
         self._paid_s = 0.0
         self._sources = sources = sources or TensorSources()
@@ -83,7 +89,9 @@ class Engine:
         self._refused = 0
         self._looping = LoopingWork(settings, pipeline, executor, self._outbox, sources, events, status)
         self._single = SinglePassWork(settings, executor, self._outbox, sources, events, status)
+        self._program = ProgramWork(settings, executor, self._outbox, sources, events, status)
         self._is_looping = pipeline.execution == "looping"
+        self._count_blocks()
 
     def run(self) -> None:
         """Introduces itself to the routers and works until drained.
@@ -94,7 +102,7 @@ class Engine:
             self._introduce(router)
         next_beat_s = 0.0
         while self._status.state is not WorkerState.STOPPED:
-            self._receive(0.0 if self._has_work() else IDLE_WAIT_S)
+            self._receive(0.0 if self._has_work() else min(IDLE_WAIT_S, self._looping.idle_s()))
             self._sources.poll()
             if self._outbox.flush():
                 self._work()
@@ -133,14 +141,15 @@ class Engine:
             case api.Step():
                 self._looping.receive(message, payload)
             case api.Ack():
-                self._single.acknowledged(message.slots)
-                self._outbox.acknowledge(message.slots)
+                self._on_ack(sender, message)
             case api.Start() | api.Move():
                 self._looping.start(sender, message.specs)
-            case api.Work() | api.Fetch():
-                self._single.receive(sender, message)
+            case api.Work() | api.Fetch() | api.Run() | api.Evict():
+                self._handle_late_bound(sender, message)
             case api.Release() | api.Cancel():
                 self._looping.release(message.sessions, message.epochs)
+            case api.Hand() | api.KvState():
+                self._looping.hand_over(sender, message)
             case api.Route():
                 self._looping.add_path(sender, message)
             case api.Unroute():
@@ -155,14 +164,32 @@ class Engine:
             case _:
                 assert_never(message)
 
+    def _handle_late_bound(self, sender: str, message: api.Work | api.Fetch | api.Run | api.Evict) -> None:
+        match message:
+            case api.Run():
+                self._program.receive(sender, message)
+            case api.Evict():
+                self._program.evict(message)
+            case api.Work() | api.Fetch():
+                self._single.receive(sender, message)
+
+    def _on_ack(self, sender: str, message: api.Ack) -> None:
+        self._single.acknowledged(message.slots)
+        self._program.acknowledged(message.slots)
+        self._outbox.acknowledge(message.slots)
+        if message.mapped and self._outbox.lane is not None:
+            self._outbox.lane.heard(sender, message.mapped)
+
     def _on_introduce(self, router: str, message: api.Introduce) -> None:
         if message.wire != api.WIRE_VERSION:
             log.error(
                 "router %s speaks wire version %d, this worker %d", router, message.wire, api.WIRE_VERSION
             )
             return
+        self._heard[router] = message.first, message.call
         self._looping.forget_router(router, message.first)
         self._single.forget_router(router)
+        self._program.forget_router(router)
         if len(self._settings.routers) == 1:
             # Peers that died meanwhile, or took this worker for dead, acknowledge nothing.
             self._outbox.forget_all()
@@ -173,6 +200,7 @@ class Engine:
         hello = api.Hello(
             api.WIRE_VERSION, self._pipeline.name, s.stages, s.replica, s.bundle, s.device,
             s.slots, s.kv_tokens, s.max_batch, self._mailbox.address, s.pid, s.node, self._is_looping,
+            *self._heard.get(router, (0, 0)),
         )  # fmt: skip
         self._mailbox.send(router, hello)
         # Credit goes first, so that a router that hears `Ready` can bind at once.
@@ -186,13 +214,15 @@ class Engine:
     def _has_work(self) -> bool:
         if self._outbox.is_blocked:
             return False
-        return self._looping.has_work() or self._single.has_work()
+        return self._looping.has_work() or self._single.has_work() or self._program.has_work()
 
     def _work(self) -> None:
         if self._is_looping:
             self._looping.run_one()
-        else:
+        elif self._single.has_work():
             self._single.run_one()
+        else:
+            self._program.run_one()
 
     def _serve_calls(self) -> None:
         try:
@@ -217,12 +247,14 @@ class Engine:
 
     def _beat(self) -> None:
         s, status = self._settings, self._status
-        status.held = len(self._looping) + len(self._single)
+        status.held = self._held() + self._program.kept
         status.reserved = self._looping.reserved
+        self._count_blocks()
         uses = [status.use[stage] for stage in s.stages]
         beat = api.Heartbeat(
             s.replica, status.state.value, status.held, status.reserved,
             [use.busy_s for use in uses], [use.batches for use in uses], [use.rows for use in uses],
+            status.kv_blocks, status.kv_blocks - status.kv_blocks_used, status.preemptions,
         )  # fmt: skip
         for router in s.routers:
             self._mailbox.send(router, beat)
@@ -231,6 +263,15 @@ class Engine:
             self._refused = self._mailbox.refused
             self._events.write("refused_peers", replica=s.replica, peers=self._refused)
         self._events.flush()
+
+    def _held(self) -> int:
+        """Sessions, items and turns that take a slot."""
+        return len(self._looping) + len(self._single) + len(self._program)
+
+    def _count_blocks(self) -> None:
+        free, total = self._executor.kv_blocks if self._is_looping else (0, 0)
+        self._status.kv_blocks, self._status.kv_blocks_used = total, total - free
+        self._status.preemptions = self._looping.preemptions
 
     def _grant(self) -> None:
         """Tells each router how much it may hold: what it holds plus an equal share of the rest."""
@@ -243,10 +284,9 @@ class Engine:
                 grant = (s.slots, s.kv_tokens)
             else:
                 held, reserved = self._looping.held_by(router)
-                held += self._single.held_by(router)
-                all_held = len(self._looping) + len(self._single)
+                held += self._single.held_by(router) + self._program.held_by(router)
                 grant = (
-                    held + max(0, s.slots - all_held) // share,
+                    held + max(0, s.slots - self._held()) // share,
                     reserved + max(0, s.kv_tokens - self._looping.reserved) // share,
                 )
             if self._granted.get(router) != grant:
@@ -268,10 +308,10 @@ class Engine:
             self._start_drain(self._settings.drain_s)
         if self._drain_until_s is None:
             return
-        is_empty = not len(self._looping) and not len(self._single) and not self._ring.ledger.slots
+        is_empty = not self._held() and not self._program.kept and not self._outbox.slots
         if is_empty or now_s >= self._drain_until_s:
             if not is_empty:
-                log.warning("drain time is over with %d sessions held", len(self._looping))
+                log.warning("drain time is over with %d sessions held", self._held() + self._program.kept)
             self._outbox.pay()
             for router in self._settings.routers:
                 self._mailbox.send(router, api.Bye(self._settings.replica))

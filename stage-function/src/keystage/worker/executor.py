@@ -9,9 +9,19 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
+from keystage.models.blocks import BLOCK_TOKENS, BlockPool
 from keystage.wire.api import StepRows
+
+if TYPE_CHECKING:
+    from keystage.worker.device_lane import DeviceLane
+
+Handoff: TypeAlias = Literal["auto", "pinned", "pageable"]
+"""Best way between devices that is allowed; see `device_lane`."""
+
+EMULATED_KV_BLOCKS = 1 << 20
+"""Blocks of an emulated device unless told otherwise: more than any test or benchmark fills."""
 
 
 class StageError(Exception):
@@ -40,6 +50,34 @@ class Activation:
     shape: tuple[int, ...]
     data: memoryview
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes."""
+        return self.data.nbytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceActivation:
+    """A tensor in a device's memory; what makes it may still run, what reads it is queued behind that.
+
+    Attributes:
+        dtype: element type name.
+        shape: elements per axis, as for `Activation`.
+        nbytes: bytes, C order.
+        address: of the first, as the device's driver has it.
+        keep: whatever owns the memory.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    address: int
+    keep: object
+
+
+AnyActivation: TypeAlias = Activation | DeviceActivation
+"""Only executors that were given a `device_lane.DeviceLane` make and take those on a device."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepOutput:
@@ -50,21 +88,44 @@ class StepOutput:
         tokens: sampled token per row, -1 where the row does not sample.
     """
 
-    activation: Activation | None
+    activation: AnyActivation | None
     tokens: list[int]
+
+
+@runtime_checkable
+class BatchBound(Protocol):
+    """An executor that knows beyond which size a batch saves nothing."""
+
+    @property
+    def most_items(self) -> int:
+        """Items of such a batch."""
 
 
 class Executor(Protocol):
     """Computes the stages a worker hosts."""
 
+    @property
+    def kv_blocks(self) -> tuple[int, int]:
+        """(free, all) KV blocks of `models.blocks.BLOCK_TOKENS` positions, each for all hosted stages."""
+
     def open(self, session: int, tokens: int) -> None:
-        """Makes (or resets) the state of a session with room for `tokens` positions."""
+        """Makes (or resets) the state of a session that never holds more than `tokens` positions.
+
+        It holds no blocks yet: `reserve` comes before every step that needs more.
+        """
+
+    def reserve(self, session: int, tokens: int) -> bool:
+        """Gives an open session the blocks for the positions [0, tokens).
+
+        Returns:
+            False when too few blocks are free; then nothing has changed. True at once when it has them.
+        """
 
     def close(self, session: int) -> None:
-        """Frees the state of a session; unknown ones are ignored."""
+        """Frees the state and the blocks of a session; unknown ones are ignored."""
 
     def step(
-        self, first: int, last: int, ids: Sequence[int], activation: Activation | None, rows: StepRows
+        self, first: int, last: int, ids: Sequence[int], activation: AnyActivation | None, rows: StepRows
     ) -> StepOutput:
         """Runs stages first..last (all hosted here) on one wave.
 
@@ -79,8 +140,8 @@ class Executor(Protocol):
             StageError: the wave failed.
         """
 
-    def batch(self, stage: int, inputs: Sequence[Activation]) -> list[Activation]:
-        """Runs one single-pass batch, one output per input.
+    def batch(self, first: int, last: int, inputs: Sequence[Activation]) -> list[Activation]:
+        """Runs stages first..last (all hosted here) on one single-pass batch, one output per input.
 
         Raises:
             StageError: the batch failed.
@@ -101,6 +162,49 @@ class Executor(Protocol):
 
     def warm_up(self) -> None:
         """Runs once, so that the first request does not pay for lazy initialisation."""
+
+
+@runtime_checkable
+class CopiesState(Protocol):
+    """An executor that can hand a session's KV state to another one of the same kind."""
+
+    def copy_out(self, session: int, stage: int) -> AnyActivation | None:
+        """The KV state of a session in one stage; None when it cannot be had. The bytes are the caller's."""
+
+    def copy_in(self, session: int, stage: int, tokens: int, state: AnyActivation) -> bool:
+        """Opens a session with room for `tokens` positions and the given state in one stage.
+
+        Returns:
+            False when it does not fit here, or no blocks are free; then nothing is open.
+        """
+
+    def rewind(self, session: int, positions: int) -> bool:
+        """Forgets what a session has from `positions` on, in all stages; False when that cannot be done."""
+
+
+@runtime_checkable
+class HasLane(Protocol):
+    """An executor whose tensors may stay on its device between workers."""
+
+    def open_lane(self, nbytes: int, handoff: Handoff) -> DeviceLane | None:
+        """Makes the lane by which they go; from then on outputs lie on the device. None: there is none.
+
+        Args:
+            nbytes: device memory for tensors on their way.
+            handoff: best way that is allowed.
+        """
+
+
+@runtime_checkable
+class TakesInput(Protocol):
+    """An executor whose first stage works on more than token ids (sound)."""
+
+    def take_input(self, session: int, data: bytes) -> None:
+        """Gives an open session its input; on failure the session is closed.
+
+        Raises:
+            StageError: the stage takes none, or not that.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,26 +259,63 @@ class EmulatedExecutor:
         stages: number of stages of the pipeline.
         activation_bytes: bytes per row of every stage's output.
         vocab_size: number of token ids.
+        kv_blocks: KV blocks it accounts for.
     """
 
-    def __init__(self, device: EmulatedDevice, stages: int, activation_bytes: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        device: EmulatedDevice,
+        stages: int,
+        activation_bytes: int,
+        vocab_size: int,
+        kv_blocks: int = EMULATED_KV_BLOCKS,
+    ) -> None:
         self._device = device
         self._stages = stages
         self._activation_bytes = activation_bytes
         self._vocab_size = vocab_size
         self._buffer = memoryview(bytearray(activation_bytes))
+        self._pool = BlockPool(kv_blocks)
+
+    @property
+    def kv_blocks(self) -> tuple[int, int]:
+        """See `Executor.kv_blocks`."""
+        return self._pool.free_blocks, self._pool.total
 
     def open(self, session: int, tokens: int) -> None:
-        """Keeps no state."""
+        """Keeps no state but the blocks."""
+        self._pool.free(session)
+
+    def take_input(self, session: int, data: bytes) -> None:
+        """Has no use for it."""
+
+    def reserve(self, session: int, tokens: int) -> bool:
+        """Counts the blocks."""
+        return self._pool.reserve(session, tokens) is not None
+
+    def copy_out(self, session: int, stage: int) -> Activation | None:
+        """A byte for each block."""
+        blocks = len(self._pool.table(session))
+        return Activation("uint8", (blocks,), memoryview(bytes(blocks))) if blocks else None
+
+    def copy_in(self, session: int, stage: int, tokens: int, state: AnyActivation) -> bool:
+        """Counts as many blocks."""
+        self._pool.free(session)
+        return self._pool.reserve(session, BLOCK_TOKENS * state.shape[0]) is not None
+
+    def rewind(self, session: int, positions: int) -> bool:
+        """Has nothing that reaches anywhere."""
+        return True
 
     def close(self, session: int) -> None:
-        """Keeps no state."""
+        """Frees the blocks."""
+        self._pool.free(session)
 
     def set_threads(self, threads: int) -> None:
         """Has no threads: it sleeps."""
 
     def step(
-        self, first: int, last: int, ids: Sequence[int], activation: Activation | None, rows: StepRows
+        self, first: int, last: int, ids: Sequence[int], activation: AnyActivation | None, rows: StepRows
     ) -> StepOutput:
         """Sleeps once per stage; tokens come from `emulated_token`."""
         self._sleep(len(rows.sessions) * 1.0, stages=last - first + 1)
@@ -192,9 +333,9 @@ class EmulatedExecutor:
         shape = (sum(rows.counts), self._activation_bytes)
         return StepOutput(Activation("uint8", shape, self._buffer[:nbytes]), [])
 
-    def batch(self, stage: int, inputs: Sequence[Activation]) -> list[Activation]:
-        """Sleeps, then hands every input on unchanged."""
-        self._sleep(float(len(inputs)), stages=1)
+    def batch(self, first: int, last: int, inputs: Sequence[Activation]) -> list[Activation]:
+        """Sleeps once per stage, then hands every input on unchanged."""
+        self._sleep(float(len(inputs)), stages=last - first + 1)
         return [Activation(item.dtype, item.shape, memoryview(bytes(item.data))) for item in inputs]
 
     def single(self, body: bytes) -> bytes:

@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,6 +31,10 @@ BEAT_LIMIT_S = 30.0
 MAX_BODY_BYTES = 256 * 1024 * 1024
 CALL_TIMEOUT_S = 120.0
 MAX_THREADS_BODY_BYTES = 1024
+
+
+Application = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+"""What is served: ASGI."""
 
 
 class WorkerHttp:
@@ -67,14 +72,7 @@ class WorkerHttp:
                 status, body = await self._single(receive)
             else:
                 status, body = 405, b"POST a safetensors body\n"
-        await send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [(b"content-length", str(len(body)).encode())],
-            }
-        )
-        await send({"type": "http.response.body", "body": body})
+        await answer(send, status, body)
 
     def _health(self) -> tuple[int, bytes]:
         status = self._status
@@ -94,7 +92,7 @@ class WorkerHttp:
     async def _threads(self, method: str, receive: Any) -> tuple[int, bytes]:
         """GET: compute threads at present; PUT: others from the next batch on."""
         if method == "PUT":
-            read = await _read(receive, MAX_THREADS_BODY_BYTES)
+            read = await read_body(receive, MAX_THREADS_BODY_BYTES)
             if not isinstance(read, bytes):
                 return read
             try:
@@ -110,16 +108,16 @@ class WorkerHttp:
     async def _single(self, receive: Any) -> tuple[int, bytes]:
         if not is_ready(self._status.state):
             return 503, f"worker is {self._status.state.value}\n".encode()
-        read = await _read(receive, MAX_BODY_BYTES)
+        read = await read_body(receive, MAX_BODY_BYTES)
         if not isinstance(read, bytes):
             return read
-        answer: Future[bytes] = Future()
+        result: Future[bytes] = Future()
         try:
-            self._status.calls.put_nowait((read, answer))
+            self._status.calls.put_nowait((read, result))
         except queue.Full:
             return 429, b"64 calls wait already\n"
         try:
-            return 200, await asyncio.wait_for(asyncio.wrap_future(answer), CALL_TIMEOUT_S)
+            return 200, await asyncio.wait_for(asyncio.wrap_future(result), CALL_TIMEOUT_S)
         except StageError as error:
             return 400, f"{error}\n".encode()
         except TimeoutError:
@@ -130,6 +128,7 @@ class WorkerHttp:
         samples = [
             Sample("keystage_worker_sessions", labels, status.held),
             Sample("keystage_worker_kv_tokens", labels, status.reserved),
+            Sample("keystage_preemptions", labels, status.preemptions),
         ]
         for stage, use in status.use.items():
             by_stage = {**labels, "stage": str(stage)}
@@ -137,11 +136,20 @@ class WorkerHttp:
                 Sample("keystage_stage_busy_seconds", by_stage, use.busy_s),
                 Sample("keystage_stage_batches", by_stage, use.batches),
                 Sample("keystage_stage_rows", by_stage, use.rows),
+                Sample("keystage_stage_kv_blocks", by_stage, status.kv_blocks),
+                Sample("keystage_stage_kv_blocks_used", by_stage, status.kv_blocks_used),
             ]
         return samples
 
 
-async def _read(receive: Any, most_bytes: int) -> bytes | tuple[int, bytes]:
+async def answer(send: Any, status: int, body: bytes) -> None:
+    """Sends a whole answer."""
+    length = str(len(body)).encode()
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def read_body(receive: Any, most_bytes: int) -> bytes | tuple[int, bytes]:
     """The whole body, or status and text of the refusal."""
     parts: list[bytes] = []
     size = 0
@@ -157,7 +165,7 @@ async def _read(receive: Any, most_bytes: int) -> bytes | tuple[int, bytes]:
             return b"".join(parts)
 
 
-def serve(app: WorkerHttp, listening: socket.socket) -> threading.Thread:
+def serve(app: Application, listening: socket.socket) -> threading.Thread:
     """Runs the application in a daemon thread until the process ends."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_keep_alive=130

@@ -1,7 +1,8 @@
 """Looping work of a worker: form waves (as owner of paths), run them, send them on.
 
-Called by the engine loop only. `waves.WaveFormer` decides what steps, `sessions.SessionTable` what
-is stale, the executor computes; this module moves the result to the next hop of the ring.
+Called by the engine loop only. `waves.WaveFormer` decides what steps and who holds KV blocks,
+`intake.Intake` what of a wave runs here, the executor computes; this module moves the result to the
+next hop of the ring.
 """
 
 from __future__ import annotations
@@ -10,16 +11,31 @@ import dataclasses
 import logging
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from keystage.bundle.api import Pipeline
+from keystage.models.blocks import BLOCK_TOKENS
 from keystage.wire import api
 from keystage.wire.events import EventLog
 from keystage.wire.ring import RingError
 from keystage.wire.sources import TensorSources
-from keystage.worker.executor import Activation, Executor, StageError, StepOutput
+from keystage.worker.claims import Claims
+from keystage.worker.executor import (
+    Activation,
+    AnyActivation,
+    DeviceActivation,
+    Executor,
+    StageError,
+    StepOutput,
+)
+from keystage.worker.handing import Handing, input_of
+from keystage.worker.intake import Intake
 from keystage.worker.outbox import TensorOutbox
-from keystage.worker.sessions import SessionTable, select_rows
+from keystage.worker.rows import select_ids, select_rows, select_tokens
+from keystage.worker.sessions import SessionTable
 from keystage.worker.settings import EngineSettings, Status
 from keystage.worker.waves import Wave, WaveFormer
 
@@ -42,6 +58,9 @@ class LoopingWork:
     """Waves to run here, in order of arrival; own waves when nothing else waits.
 
     Args are those of `engine.Engine`; `outbox` and `sources` are shared with it.
+
+    Attributes:
+        clock: seconds; only paths on which somebody waits for KV blocks look at it.
     """
 
     def __init__(
@@ -61,8 +80,14 @@ class LoopingWork:
         self._sources = sources
         self._events = events
         self._status = status
-        self._table = SessionTable(settings.kv_tokens)
+        self.clock: Callable[[], float] = time.monotonic
+        self._table = SessionTable()
+        self._claims = Claims()
         self._former = WaveFormer(settings.wave_tokens, settings.max_batch)
+        self._intake = Intake(settings.replica, executor, self._table, self._claims, self._former.input_of)
+        self._handing = Handing(
+            executor, self._table, self._claims, outbox, sources, is_copying=settings.is_copying
+        )
         self._routes: dict[int, tuple[str, api.Route]] = {}
         self._turn: deque[int] = deque()
         self._steps: deque[tuple[api.Step, bytes | None]] = deque()
@@ -71,17 +96,28 @@ class LoopingWork:
         self._gone: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._table)
+        """Sessions that hold state here, or are owned here and wait for it."""
+        return len({*self._table.sessions, *self._former.sessions})
 
     @property
     def reserved(self) -> int:
-        """Reserved KV positions."""
-        return self._table.reserved
+        """KV positions in blocks that are taken."""
+        free, total = self._executor.kv_blocks
+        return (total - free) * BLOCK_TOKENS
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions on the paths owned here."""
+        return self._former.preemptions
 
     def held_by(self, router: str) -> tuple[int, int]:
-        """(sessions, reserved positions) of one router."""
-        held = [self._table.reservation(session) for session, _ in self._table.of_router(router)]
-        return len(held), sum(held)
+        """(sessions, KV positions in their blocks) of one router."""
+        held = {session for session, _ in self._table.of_router(router)}
+        positions = sum(self._table.positions(session) for session in held)
+        for path, (owner, _) in self._routes.items():
+            if owner == router:
+                held.update(self._former.waiting(path))
+        return len(held), positions
 
     # ------------------------------------------------------------ messages
 
@@ -89,7 +125,7 @@ class LoopingWork:
         """This worker owns a new path."""
         if route.path not in self._routes:
             self._routes[route.path] = (router, route)
-            self._former.add_path(route.path, route.waves)
+            self._former.add_path(route.path, route.waves, route.kv_blocks)
             self._turn.append(route.path)
 
     def remove_paths(self, paths: list[int]) -> None:
@@ -99,6 +135,7 @@ class LoopingWork:
         """
         for path in paths:
             self._gone[path] = None
+            self._claims.forget_path(path)
             if len(self._gone) > GONE_PATHS:
                 self._gone.popitem(last=False)
             if self._routes.pop(path, None) is not None:
@@ -112,15 +149,29 @@ class LoopingWork:
                 self._steps.append((step, payload))
 
     def start(self, router: str, specs: list[api.SessionSpec]) -> None:
-        """Takes sessions for paths owned here; refuses those of unknown paths, retryably."""
+        """Takes sessions for paths owned here; refuses what never fits, and unknown paths (retryably)."""
         for spec in specs:
-            if spec.path in self._routes:
-                self._former.start(spec)
+            is_known = spec.path in self._routes
+            if is_known:
+                reason = self._former.start(spec)
             else:
                 reason = f"path {spec.path} is not known at {self._settings.replica}"
-                self._outbox.send(
-                    router, api.Failed(self._settings.replica, [spec.session], [spec.epoch], reason, True)
+            if reason is not None:
+                failed = api.Failed(
+                    self._settings.replica, [spec.session], [spec.epoch], reason, not is_known
                 )
+                self._outbox.send(router, failed)
+
+    def hand_over(self, sender: str, message: api.Hand | api.KvState) -> None:
+        """A session is to go on elsewhere with its KV state, or comes with it.
+
+        It runs where it is until its router moves it.
+        """
+        if isinstance(message, api.KvState):
+            self._handing.take(message)
+            return
+        self._former.leave(message.session, message.epoch)
+        self._handing.hand(sender, message)
 
     def release(self, sessions: list[int], epochs: list[int]) -> None:
         """Frees sessions up to the given epochs."""
@@ -134,6 +185,7 @@ class LoopingWork:
         self._table.void_below(router, first)
         for session, epoch in self._table.of_router(router):
             self.release([session], [epoch])
+        self._claims.forget_router(router)
         self.remove_paths([path for path, (owner, _) in self._routes.items() if owner == router])
 
     def receive(self, step: api.Step, payload: bytes | None) -> None:
@@ -141,7 +193,7 @@ class LoopingWork:
         if step.path in self._gone:
             self._acknowledge(step)
         elif step.stage == 0:
-            self._former.returned(step.path, step.rows, step.tokens)
+            self._former.returned(step, self.clock())
         else:
             hop = _Hop(step, payload)
             if step.ref is not None and payload is None:
@@ -172,7 +224,12 @@ class LoopingWork:
 
     def has_work(self) -> bool:
         """Whether `run_one` would run something."""
-        return bool(self._steps) or self._former.can_form()
+        return bool(self._steps) or self._former.can_form(self.clock())
+
+    def idle_s(self) -> float:
+        """Seconds until there may be work though no message comes; infinite: never."""
+        now_s = self.clock()
+        return self._former.wake_s(now_s) - now_s
 
     def run_one(self) -> None:
         """Runs the oldest wave that arrived, else forms one of an own path in turn."""
@@ -183,7 +240,7 @@ class LoopingWork:
         for _ in range(len(self._turn)):
             path = self._turn[0]
             self._turn.rotate(-1)
-            wave = self._former.form(path)
+            wave = self._former.form(path, self.clock())
             if wave is not None:
                 self._run_own(wave)
                 return
@@ -192,7 +249,8 @@ class LoopingWork:
         router, route = self._routes[wave.path]
         step = api.Step(
             wave.path, wave.wave, 0, router, route.replicas, route.addresses, self._outbox.address,
-            wave.rows, [], None,
+            wave.rows, [], None, wave.drops, wave.drop_epochs,
+            claim=wave.claim, claim_blocks=wave.claim_blocks,
         )  # fmt: skip
         self._run(step, wave.ids, None)
 
@@ -200,70 +258,84 @@ class LoopingWork:
         activation = None
         if step.ref is not None:
             try:
-                # Writable, as a ring and a fetched tensor are: torch warns of anything else.
-                data = memoryview(bytearray(payload or b""))
-                if payload is None:
-                    data = self._sources.view(step.ref, step.sender)
-                elif data.nbytes != step.ref.nbytes:
-                    raise RingError(f"{data.nbytes} bytes came for a tensor of {step.ref.nbytes}")
-                activation = Activation(step.ref.dtype, step.ref.shape, data)
+                activation = self._taken_from(step.ref, step.sender, payload)
             except RingError as error:
-                self._fail(step.router, step.rows, str(error), retryable=True)
+                reason = (
+                    f"stage {step.stage} at {self._settings.replica}: {step.ref.nbytes} bytes, the "
+                    f"activation of {len(step.rows.sessions)} rows, cannot be had: {error}"
+                )
+                self._fail(step.router, step.rows, reason, retryable=True)
         self._run(step, [], activation)
         self._acknowledge(step)
 
+    def _taken_from(self, ref: api.TensorRef, sender: str, payload: bytes | None) -> AnyActivation:
+        """The tensor that a message names, where it lies.
+
+        Raises:
+            RingError: it cannot be had.
+        """
+        if payload is None:
+            return input_of(ref, sender, self._outbox.lane, self._sources)
+        # Writable, as a ring and a fetched tensor are: torch warns of anything else.
+        data = memoryview(bytearray(payload))
+        if data.nbytes != ref.nbytes:
+            raise RingError(f"{data.nbytes} bytes came for a tensor of {ref.nbytes}")
+        return Activation(ref.dtype, ref.shape, data)
+
     def _acknowledge(self, step: api.Step) -> None:
         if step.ref is not None and step.ref.pid:
+            if self._outbox.lane is not None:
+                self._outbox.lane.settle()  # a copy out of the slot may still be on its way
             self._sources.release(step.ref, step.sender)
             self._outbox.taken(step.sender, step.ref.slot)
 
-    def _run(self, step: api.Step, ids: list[int], activation: Activation | None) -> None:
+    def _run(self, step: api.Step, ids: list[int], activation: AnyActivation | None) -> None:
         first, last = step.stage, step.stage
         while last < self._last_stage and step.addresses[last + 1] == self._outbox.address:
             last += 1
-        rows, output = step.rows, StepOutput(None, [])
-        if rows.sessions and (activation is not None or first == 0):
-            rows, ids, activation = self._admit(step, ids, activation)
-        else:
-            rows = select_rows(rows, [])
-        if rows.sessions:
-            started_s = time.perf_counter()
+        output = StepOutput(None, [])
+        step, ids, activation = self._take_in(step, ids, activation)
+        rows = step.rows
+        is_run, started_s = bool(rows.sessions), time.perf_counter()
+        if is_run:
             try:
                 output = self._executor.step(first, last, ids, activation, rows)
             except StageError as error:
                 self._fail(step.router, rows, str(error), error.retryable)
                 rows = select_rows(rows, [])
-            self._account(step, first, last, rows, time.perf_counter() - started_s)
+        seconds = time.perf_counter() - started_s
         self._send_on(step, last, rows, output)
+        if isinstance(output.activation, DeviceActivation):
+            seconds = time.perf_counter() - started_s  # only the copy has waited for what was queued
+        if is_run:
+            self._account(step, first, last, rows, seconds)
 
-    def _admit(
-        self, step: api.Step, ids: list[int], activation: Activation | None
-    ) -> tuple[api.StepRows, list[int], Activation | None]:
-        """Drops stale rows from the wave and opens the sessions that begin here."""
+    def _take_in(
+        self, step: api.Step, ids: list[int], activation: AnyActivation | None
+    ) -> tuple[api.Step, list[int], AnyActivation | None]:
+        """Frees what the wave drops; leaves the rows that run here, with their blocks reserved."""
         rows = step.rows
-        admission = self._table.admit(rows, step.router, step.stage)
-        keep = admission.keep
-        for session, tokens in admission.opened:
-            try:
-                self._executor.open(session, tokens)
-            except StageError as error:
-                i = rows.sessions.index(session)
-                self._fail(step.router, select_rows(rows, [i]), str(error), error.retryable)
-                keep = [kept for kept in keep if kept != i]
-        if admission.refused:
-            reason = (
-                f"{self._settings.replica} has {self._table.kv_tokens - self._table.reserved} of "
-                f"{self._table.kv_tokens} KV positions free, too few for the session"
-            )
-            self._fail(step.router, select_rows(rows, admission.refused), reason, retryable=True)
-        if len(keep) == len(rows.sessions):
-            return rows, ids, activation
-        kept = select_rows(rows, keep)
-        if activation is not None:
-            activation = _select_tokens(activation, rows.counts, keep)
-        elif ids:
-            ids = _select_ids(ids, rows.counts, keep)
-        return kept, ids, activation
+        taken = self._intake.take(
+            step,
+            is_first_visit=self._outbox.address not in step.addresses[: step.stage],
+            has_input=activation is not None or step.stage == 0,
+        )
+        for failure in taken.failures:
+            self._fail(step.router, select_rows(rows, [failure.row]), failure.reason, failure.retryable)
+        keep = taken.keep
+        if len(keep) < len(rows.sessions):
+            if activation is not None:
+                whole = Activation(activation.dtype, activation.shape, self._outbox.bytes_of(activation))
+                activation = select_tokens(whole, rows.counts, keep)
+            ids = select_ids(ids, rows.counts, keep) if ids else ids
+        step = msgspec.structs.replace(
+            step,
+            rows=rows if len(keep) == len(rows.sessions) else select_rows(rows, keep),
+            starved=[*step.starved, *(rows.sessions[i] for i in taken.starved)],
+            free_blocks=min(step.free_blocks, taken.free_blocks),
+            room_blocks=min(step.room_blocks, taken.room_blocks),
+        )
+        return step, ids, activation
 
     def _send_on(self, step: api.Step, last: int, rows: api.StepRows, output: StepOutput) -> None:
         if last < self._last_stage:
@@ -289,7 +361,7 @@ class LoopingWork:
             )
         back = _next_step(step, 0, rows, self._outbox.address, None, tokens)
         if step.addresses[0] == self._outbox.address:
-            self._former.returned(step.path, rows, tokens)
+            self._former.returned(back, self.clock())
         else:
             self._outbox.send(step.addresses[0], back)
 
@@ -308,7 +380,7 @@ class LoopingWork:
             )  # fmt: skip
 
     def _fail(self, router: str, rows: api.StepRows, reason: str, retryable: bool) -> None:
-        log.warning("%d sessions failed: %s", len(rows.sessions), reason)
+        log.warning("%d sessions %s failed: %s", len(rows.sessions), rows.sessions[:8], reason)
         self._outbox.send(
             router, api.Failed(self._settings.replica, rows.sessions, rows.epochs, reason, retryable)
         )
@@ -322,34 +394,4 @@ def _next_step(
     ref: api.TensorRef | None,
     tokens: list[int] | None = None,
 ) -> api.Step:
-    return api.Step(
-        step.path,
-        step.wave,
-        stage,
-        step.router,
-        step.replicas,
-        step.addresses,
-        sender,
-        rows,
-        tokens or [],
-        ref,
-    )
-
-
-def _select_tokens(activation: Activation, counts: list[int], keep: list[int]) -> Activation:
-    """The rows' share of a [tokens, ...] block; axis 0 is the token axis."""
-    total = activation.shape[0]
-    width = activation.data.nbytes // total if total else 0
-    offsets = [0]
-    for count in counts:
-        offsets.append(offsets[-1] + count)
-    parts = [bytes(activation.data[offsets[i] * width : offsets[i + 1] * width]) for i in keep]
-    shape = (sum(counts[i] for i in keep), *activation.shape[1:])
-    return Activation(activation.dtype, shape, memoryview(b"".join(parts)))
-
-
-def _select_ids(ids: list[int], counts: list[int], keep: list[int]) -> list[int]:
-    offsets = [0]
-    for count in counts:
-        offsets.append(offsets[-1] + count)
-    return [token for i in keep for token in ids[offsets[i] : offsets[i + 1]]]
+    return msgspec.structs.replace(step, stage=stage, rows=rows, sender=sender, ref=ref, tokens=tokens or [])

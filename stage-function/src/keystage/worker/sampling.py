@@ -67,9 +67,7 @@ def sample(
     if not len(seeds):
         return []
     peaks, choices = logits.max(-1)
-    bad = (~torch.isfinite(peaks)).nonzero().flatten().tolist()
-    if bad:
-        raise SamplingError(f"logits of rows {bad} have no finite maximum (NaN or infinite)", bad)
+    check_logits((~torch.isfinite(peaks)).nonzero().flatten().tolist())
     tokens: list[int] = choices.tolist()
     for row, temperature in enumerate(temperatures):
         if not (temperature >= 0 and 0 < top_ps[row] <= 1):
@@ -82,6 +80,19 @@ def sample(
             number = uniform(seeds[row], positions[row])
             tokens[row] = _draw(logits[row], temperature, top_ps[row], number)
     return tokens
+
+
+def check_logits(bad: Sequence[int]) -> None:
+    """Refuses rows whose largest logit is not finite.
+
+    Args:
+        bad: their indices.
+
+    Raises:
+        SamplingError: there are any.
+    """
+    if bad:
+        raise SamplingError(f"logits of rows {list(bad)} have no finite maximum (NaN or infinite)", bad)
 
 
 def _draw(logits: torch.Tensor, temperature: float, top_p: float, number: float) -> int:

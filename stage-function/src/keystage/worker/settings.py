@@ -40,7 +40,8 @@ class Status:
     """What the HTTP thread may read, and how it asks for a drain, a `single` call or other threads.
 
     `threads` is what the executor computes with, 0 its own choice; the engine makes it `threads_wanted`
-    (0: nobody asked) between two batches. `start` holds when a phase of the start was reached.
+    (0: nobody asked) between two batches. `start` holds when a phase of the start was reached. `reserved`
+    counts KV positions in blocks that are taken, `preemptions` those on paths that this worker owns.
     """
 
     state: WorkerState = WorkerState.LOADING
@@ -49,6 +50,9 @@ class Status:
     drain: bool = False
     held: int = 0
     reserved: int = 0
+    kv_blocks: int = 0
+    kv_blocks_used: int = 0
+    preemptions: int = 0
     use: dict[int, StageUse] = dataclasses.field(default_factory=dict)
     threads: int = 0
     threads_wanted: int = 0
@@ -75,6 +79,7 @@ class EngineSettings:
         drain_s: longest drain.
         node: host identity.
         pid: process id.
+        is_copying: whether sessions move with their KV state where that can be.
     """
 
     replica: str
@@ -89,3 +94,4 @@ class EngineSettings:
     drain_s: float
     node: str
     pid: int
+    is_copying: bool = True

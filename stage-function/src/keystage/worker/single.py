@@ -32,7 +32,7 @@ _Waiting: TypeAlias = tuple[str, api.Work | api.Fetch, float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch that was run: whose, which stage, waited and computed for how long."""
+    """A batch that was run: whose, up to which stage, waited and computed for how long."""
 
     router: str
     stage: int
@@ -135,7 +135,7 @@ class SinglePassWork:
         router, batch, received_s = self._batches.popleft()
         started_s = time.perf_counter()
         try:
-            outputs = self._executor.batch(batch.stage, self._inputs(batch))
+            outputs = self._executor.batch(batch.stage, batch.last, self._inputs(batch))
             if batch.more:
                 self._check_fits(outputs)
         except (StageError, RingError) as error:
@@ -149,13 +149,14 @@ class SinglePassWork:
             return
         compute_s = time.perf_counter() - started_s
         self._acknowledge(batch)
-        self._status.use[batch.stage].add(compute_s, len(batch.sessions))
+        for stage in range(batch.stage, batch.last + 1):
+            self._status.use[stage].add(compute_s / (batch.last - batch.stage + 1), len(batch.sessions))
         self._events.write(
-            "batch", stage=batch.stage, rows=len(batch.sessions), sessions=batch.sessions,
+            "batch", stage=batch.stage, last=batch.last, rows=len(batch.sessions), sessions=batch.sessions,
             compute_s=round(compute_s, 6),
         )  # fmt: skip
         if batch.more:
-            done = _Batch(router, batch.stage, started_s - received_s, compute_s)
+            done = _Batch(router, batch.last, started_s - received_s, compute_s)
             self._unparked.extend(
                 _Output(done, session, epoch, output)
                 for session, epoch, output in zip(batch.sessions, batch.epochs, outputs, strict=True)
@@ -166,7 +167,7 @@ class SinglePassWork:
             router,
             api.Results(
                 self._settings.replica,
-                batch.stage,
+                batch.last,
                 batch.sessions,
                 batch.epochs,
                 outputs[0].dtype,

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from keystage.bundle.api import Pipeline
 
 if TYPE_CHECKING:
-    from keystage.models.base import LoadedStage
+    from keystage.models.base import AnyStage
+    from keystage.worker.http import WorkerHttp
+    from keystage.worker.settings import Status
 
 Phase = Literal["mapped", "listening", "forward", "ready"]
 
@@ -20,7 +22,7 @@ Phase = Literal["mapped", "listening", "forward", "ready"]
 class Supply(Protocol):
     """Stages that are in memory already, and somebody who wants to know how far the start is."""
 
-    def stage(self, pipeline: Pipeline, index: int, device: str, dtype: str) -> LoadedStage | None:
+    def stage(self, pipeline: Pipeline, index: int, device: str, dtype: str) -> AnyStage | None:
         """A stage ready to run, or None: it must be loaded from the bundle.
 
         Args:
@@ -35,3 +37,13 @@ class Supply(Protocol):
 
     def release(self) -> None:
         """The host copy is no longer mapped by this process (parameters are on the device)."""
+
+
+class Front(Protocol):
+    """A process that answers HTTP already and lends its port to the worker that it becomes."""
+
+    def show(self, face: WorkerHttp, status: Status) -> None:
+        """The worker's face answers from now on; `status` tells how far it is, and why it failed."""
+
+    def failed(self, reason: str) -> None:
+        """There will be no worker."""

@@ -27,7 +27,8 @@ class SetReplicas(msgspec.Struct, frozen=True, tag="set-replicas", tag_field="ac
     Attributes:
         function: function name.
         replicas: how many.
-        sites: where the new ones go, in order; fewer than needed, or none: the world chooses the rest.
+        sites: where the new ones go, in order; fewer than needed, or none: the world chooses the rest, and
+            may take a started replica that waits elsewhere.
         victims: names of the replicas that go when there are too many, first to last; more than needed is
             no harm, and the world chooses (starting ones first, then the youngest) where none is named.
     """

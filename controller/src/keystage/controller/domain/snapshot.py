@@ -164,7 +164,8 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class Counters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cumulative counters of one stage at one router, as `router.api.StageCounters` has them.
 
-    `queue` and `in_flight` are of now.
+    `queue` and `in_flight` are of now. `due`, `late` and `dropped` are of single-pass stages whose router
+    tells them: items with an objective, and those of them that missed it.
     """
 
     arrivals: Measured = None
@@ -176,6 +177,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sojourn_sum_s: Measured = None
     queue: Measured = None
     in_flight: Measured = None
+    due: Measured = None
+    late: Measured = None
+    dropped: Measured = None
 
 
 class RouterSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -201,6 +205,8 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         held_slots: slots in use.
         busy_s: cumulative compute seconds for this stage.
         rows: cumulative rows computed for this stage.
+        served_s: seconds since it became ready.
+        idle_s: seconds of these in which it had nothing to do, at least.
     """
 
     replica: str
@@ -208,6 +214,8 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     held_slots: Measured = None
     busy_s: Measured = None
     rows: Measured = None
+    served_s: Measured = None
+    idle_s: Measured = None
 
 
 class BatchProfile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -301,17 +309,19 @@ class PipelineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         pipeline: pipeline name.
-        execution: `looping` or `single-pass`.
+        execution: `looping`, `single-pass`, or `program` (stages are modules; requests may pass them often).
         slo: its objective.
         stages: stage functions in stage order.
         missing: why its statistics could not be read, empty when they were: the policy holds.
+        batching: batch policy of a single-pass pipeline (`eager`, `deferred`, ...), empty where unknown.
     """
 
     pipeline: str
-    execution: Literal["looping", "single-pass"]
+    execution: Literal["looping", "single-pass", "program"]
     slo: Slo
     stages: tuple[StageView, ...]
     missing: str = ""
+    batching: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from keystage.batching.advice import AdviceState
+
 
 class Moments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Exponentially decayed sums over one window; ratios of them are weighted means.
@@ -70,6 +72,32 @@ class PidState(msgspec.Struct, frozen=True, array_like=True):
     error: float | None = None
 
 
+class AdviceMemory(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of one stage's autoscaling advice.
+
+    Attributes:
+        at_s: when the counters below were read.
+        totals: (due, bad) by router incarnation.
+        works: (served_s, idle_s) by worker.
+        idle: lately idle part of each worker's time, decayed.
+        windows: what was counted since the number of replicas changed.
+        level: replicas a bad rate asked for, None once idle ones were seen.
+        level_at_s: when it was set.
+        ceiling: replicas an idle fraction allows, None once their number changed.
+        reason: the rate or fraction behind either.
+    """
+
+    at_s: float | None = None
+    totals: dict[str, tuple[float, float]] = {}
+    works: dict[str, tuple[float, float]] = {}
+    idle: dict[str, float] = {}
+    windows: AdviceState = AdviceState()
+    level: int | None = None
+    level_at_s: float = 0.0
+    ceiling: int | None = None
+    reason: str = ""
+
+
 class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Memory of one stage.
 
@@ -87,6 +115,7 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
         per_core: 1 / cores, averaged as the measured service times are.
         cores_at_s: when that average was updated last.
         busy_at_s: when the pipeline had something to do last (kept by its entry stage).
+        advice: memory of the autoscaling advice, None where batches are not deferred.
     """
 
     estimator: EstimatorState = EstimatorState()
@@ -102,6 +131,7 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
     per_core: float | None = None
     cores_at_s: float | None = None
     busy_at_s: float | None = None
+    advice: AdviceMemory | None = None
 
 
 class PlainState(msgspec.Struct, frozen=True, array_like=True):

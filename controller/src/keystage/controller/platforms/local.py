@@ -13,15 +13,13 @@ import http.client
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, assert_never
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 import psutil
 
-from keystage.bundle.api import Pipeline
 from keystage.controller.domain.decision import (
     Action,
     ClearWake,
@@ -32,9 +30,10 @@ from keystage.controller.domain.decision import (
 )
 from keystage.controller.domain.platform import PlatformError
 from keystage.controller.domain.snapshot import Snapshot
+from keystage.controller.platforms.bundles import Bundles
 from keystage.controller.platforms.local_cap import Machine
-from keystage.controller.platforms.local_cpu import CpuProfiles
-from keystage.controller.platforms.local_view import Seen, role_of, snapshot_of
+from keystage.controller.platforms.local_view import Seen, snapshot_of
+from keystage.controller.platforms.router_stats import RouterReader
 from keystage.controller.platforms.unix_http import UnixConnection, exchange
 from keystage.local.api import (
     Cpu,
@@ -45,15 +44,8 @@ from keystage.local.api import (
     NodeRecord,
     ReplicaRecord,
 )
-from keystage.router.api import STATS_PATH, RouterStats
 
-MAX_PARALLEL = 8
 T = TypeVar("T")
-
-
-def bundle_folder(url: str) -> Path:
-    """Folder of a `file://` address."""
-    return Path(unquote(urlsplit(url).path))
 
 
 class LocalPlatform:
@@ -74,22 +66,22 @@ class LocalPlatform:
         self._timeout_s = timeout_s
         self._budget = budget_replicas
         self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
-        self._bundles: dict[str, tuple[int, Pipeline]] = {}
-        self._profiles = CpuProfiles()
+        self._bundles = Bundles(home / "bundles")  # not started: those in local folders are known
         self._has_nodes: bool | None = None
-        self._pool = ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="stats")
+        self._routers = RouterReader(timeout_s)
 
     def close(self) -> None:
         """Ends the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._routers.close()
 
     def observe(self) -> Snapshot:
         """See `Platform.observe`."""
         functions = self._get("/functions", list[FunctionRecord])
         replicas = self._get("/replicas", list[ReplicaRecord])
-        stats, unread = self._statistics(functions, replicas)
+        stats, unread = self._routers.read(functions, replicas)
         memory = psutil.virtual_memory()
-        bundles = self._read_bundles(functions)
+        urls = {f.deployment.envVars.get("KEYSTAGE_BUNDLE", "") for f in functions}
+        bundles, work = self._bundles.read(urls)
         return snapshot_of(
             Seen(
                 at_s=time.monotonic() + self._offset_s,
@@ -98,7 +90,7 @@ class LocalPlatform:
                 stats=stats,
                 unread=unread,
                 bundles=bundles,
-                cpu_work={url: self._profiles.read(bundle_folder(url)) for url in bundles},
+                cpu_work=work,
                 machine=Machine(len(os.sched_getaffinity(0)), memory.available),
                 budget_replicas=self._budget,
                 nodes=self._nodes(),
@@ -132,46 +124,6 @@ class LocalPlatform:
         nodes = self._get("/nodes", list[NodeRecord])
         self._has_nodes = len(nodes) > 1
         return nodes
-
-    def _statistics(
-        self, functions: Sequence[FunctionRecord], replicas: Sequence[ReplicaRecord]
-    ) -> tuple[dict[str, list[RouterStats]], dict[str, str]]:
-        routers = {f.deployment.service for f in functions if role_of(f) == "router"}
-        ready = [r for r in replicas if r.function in routers and r.state == "ready"]
-        stats: dict[str, list[RouterStats]] = {}
-        unread: dict[str, str] = {}
-        for replica, answer in zip(ready, self._pool.map(self._read_router, ready), strict=True):
-            if isinstance(answer, RouterStats):
-                stats.setdefault(replica.function, []).append(answer)
-            else:
-                unread[replica.function] = answer
-        return stats, unread
-
-    def _read_router(self, replica: ReplicaRecord) -> RouterStats | str:
-        """Statistics of one router, or why there are none."""
-        connection = http.client.HTTPConnection(replica.address, timeout=self._timeout_s)
-        try:
-            status, body = exchange(connection, "GET", STATS_PATH)
-            if status != http.client.OK:
-                return f"router {replica.replica} answered {status} to {STATS_PATH}"
-            return msgspec.json.decode(body, type=RouterStats)
-        except (PlatformError, msgspec.DecodeError) as error:
-            return f"router {replica.replica}: {error}"
-
-    def _read_bundles(self, functions: Sequence[FunctionRecord]) -> dict[str, Pipeline]:
-        """pipeline.json of every bundle in a local folder; others are left out (no profile, no size)."""
-        urls = {f.deployment.envVars.get("KEYSTAGE_BUNDLE", "") for f in functions}
-        for url in urls:
-            if urlsplit(url).scheme != "file":
-                continue
-            path = bundle_folder(url) / "pipeline.json"
-            try:
-                written_ns = path.stat().st_mtime_ns
-                if self._bundles.get(url, (0, None))[0] != written_ns:
-                    self._bundles[url] = (written_ns, msgspec.json.decode(path.read_bytes(), type=Pipeline))
-            except (OSError, msgspec.DecodeError):
-                self._bundles.pop(url, None)  # the worker that needs it names the fault; here it only informs
-        return {url: pipeline for url, (_, pipeline) in self._bundles.items() if url in urls}
 
     def _publish(self, action: PublishKeyStages) -> None:
         """Tells the supervisor, and keeps one entry per pipeline in a file, replaced as a whole."""

@@ -48,7 +48,7 @@ class CpuProfiles:
 def _fits(path: Path) -> list[Work | None]:
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=CpuProfile)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         log.warning("%s is not used: %s", path, error)
         return []
     fits: list[Work | None] = []

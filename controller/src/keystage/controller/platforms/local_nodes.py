@@ -14,6 +14,7 @@ from keystage.controller.domain.snapshot import NodeView, Placed, StartTimes
 from keystage.controller.platforms.local_device import is_on_cpu, threads_of
 from keystage.keysmanager.api import NodeStatus
 from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
+from keystage.local.key_stages import MAX_DIGITS
 
 _KINDS = {"gpu": "gpu_s", "peer-gpu": "gpu_s", "memory": "memory_s", "disk": "disk_s"}
 """Fields of `StartTimes` by source; parameters from elsewhere, or read by the replica itself: `remote_s`."""
@@ -38,13 +39,13 @@ def node_views(
     for replica in replicas:
         if replica.state in ("starting", "ready"):
             used[replica.node] += threads.get(replica.function, 0)
-    stages = {name: f.deployment.service for f in functions if (name := _stage_name(f)) is not None}
+    stages = {name: f.deployment.service for f in functions if (name := stage_name(f)) is not None}
     return tuple(
         NodeView(
             node=node.node,
             cores_free=max(0.0, node.cores - used[node.node]),
-            memory_free_bytes=_free_bytes(node.status),
-            in_memory=_in_memory(node.status, stages),
+            memory_free_bytes=free_bytes(node.status),
+            in_memory=in_memory(node.status, stages),
         )
         for node in nodes
     )
@@ -57,6 +58,11 @@ def start_times(nodes: Sequence[NodeRecord], replicas: Sequence[ReplicaRecord]) 
     """
     if len(nodes) < 2:
         return None
+    return times_by_source(replicas)
+
+
+def times_by_source(replicas: Sequence[ReplicaRecord]) -> StartTimes | None:
+    """The same wherever they are: None where nothing was measured."""
     times_s: dict[str, list[float]] = {}
     for replica in replicas:
         if replica.state == "ready" and replica.ready_at_s >= replica.started_at_s > 0:
@@ -65,19 +71,22 @@ def start_times(nodes: Sequence[NodeRecord], replicas: Sequence[ReplicaRecord]) 
     return StartTimes(**{kind: statistics.median(s) for kind, s in times_s.items()}) if times_s else None
 
 
-def _free_bytes(status: NodeStatus | None) -> int:
+def free_bytes(status: NodeStatus | None) -> int:
+    """Host memory that may still hold parameters, 0 where nobody tells."""
     if status is None:
         return 0
     return max(0, status.memory.budget_bytes - status.memory.used_bytes)
 
 
-def _stage_name(record: FunctionRecord) -> tuple[str, int] | None:
+def stage_name(record: FunctionRecord) -> tuple[str, int] | None:
+    """Pipeline and (first) stage as a KeysManager names them; None for what is no stage."""
     env = record.deployment.envVars
     first = env.get("KEYSTAGE_STAGES", "").partition("-")[0]
-    return (env.get("KEYSTAGE_PIPELINE", ""), int(first)) if first.isdecimal() else None
+    is_index = first.isdecimal() and len(first) <= MAX_DIGITS
+    return (env.get("KEYSTAGE_PIPELINE", ""), int(first)) if is_index else None
 
 
-def _in_memory(status: NodeStatus | None, stages: Mapping[tuple[str, int], str]) -> frozenset[str]:
+def in_memory(status: NodeStatus | None, stages: Mapping[tuple[str, int], str]) -> frozenset[str]:
     """Functions whose parameters a ready holder has."""
     if status is None:
         return frozenset()

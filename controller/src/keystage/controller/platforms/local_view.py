@@ -37,7 +37,7 @@ from keystage.controller.platforms.local_labels import scaling_of
 from keystage.controller.platforms.local_nodes import node_views, placed, start_times
 from keystage.local import api as local_api
 from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
-from keystage.router.api import RouterStats
+from keystage.router.api import ReplicaStats, RouterStats
 
 DEFAULT_START_S = 2.0
 """Start time assumed for the expected ready time until a replica of the function was measured."""
@@ -143,7 +143,7 @@ def _pipeline(
 ) -> PipelineView:
     missing = f"pipeline {name} has no router function" if router is None else ""
     stats: Sequence[RouterStats] = ()
-    slo = Slo()
+    slo, batching = Slo(), ""
     if router is not None:
         function = router.deployment.service
         stats = seen.stats.get(function, ())
@@ -151,13 +151,16 @@ def _pipeline(
         if not stats and not missing:
             missing = f"router {function} has no ready replica"
         slo = slo_of(router)
-    is_looping = {s.execution for s in stats} == {"looping"}
+        batching = router.deployment.envVars.get("KEYSTAGE_BATCHING", "")
+    kinds = {s.execution for s in stats}
+    is_looping = kinds == {"looping"}
     return PipelineView(
         pipeline=name,
-        execution="looping" if is_looping else "single-pass",
+        execution="looping" if is_looping else "program" if kinds == {"program"} else "single-pass",
         slo=slo,
         stages=tuple(_stage(seen, index, record, stats, machine, is_looping) for index, record in stages),
         missing=missing,
+        batching=batching,
     )
 
 
@@ -193,8 +196,16 @@ def _stage(
         ),
         workers=_workers(stats, index),
         batch=None if is_looping else batch,  # waves of sessions are no batches of items
+        after=_after(bundle, index),
         cpu=machine.cpu.get(scale.function),
     )
+
+
+def _after(bundle: Pipeline | None, index: int) -> tuple[int, ...] | None:
+    """The modules that a stream program's module follows; loops are left out. None: stages are a chain."""
+    if bundle is None or bundle.execution != "program":
+        return None
+    return tuple(sorted({source for source, to in bundle.edges if to == index and source < to}))
 
 
 def _scale(seen: Seen, record: FunctionRecord) -> FunctionView:
@@ -231,7 +242,7 @@ def slo_of(router: FunctionRecord) -> Slo:
     text = router.deployment.envVars.get("KEYSTAGE_SLO", "")
     try:
         return msgspec.json.decode(text, type=Slo) if text else Slo()
-    except msgspec.DecodeError:  # ValidationError included: the router itself refuses such a value by name
+    except (msgspec.DecodeError, RecursionError):  # the router itself refuses such a value by name
         return Slo()
 
 
@@ -261,6 +272,9 @@ def _counters(stats: RouterStats, stage: int) -> Counters:
         sojourn_sum_s=found.sojourn_sum_s,
         queue=found.queue,
         in_flight=found.in_flight,
+        due=found.due,
+        late=found.late,
+        dropped=found.dropped,
     )
 
 
@@ -268,7 +282,10 @@ def _workers(stats: Sequence[RouterStats], stage: int) -> tuple[WorkerSample, ..
     """Ready workers of a stage. Each router knows a worker's whole busy time, so the first telling counts."""
     found: dict[str, WorkerSample] = {}
     for worker in (w for s in stats for w in s.replicas):
-        if worker.state != "ready" or stage not in worker.stages or worker.replica in found:
+        if worker.state != "ready" or stage not in worker.stages:
+            continue
+        if worker.replica in found:
+            found[worker.replica] = _idle_for_both(found[worker.replica], worker)
             continue
         place = worker.stages.index(stage)
         found[worker.replica] = WorkerSample(
@@ -277,8 +294,16 @@ def _workers(stats: Sequence[RouterStats], stage: int) -> tuple[WorkerSample, ..
             held_slots=worker.held_slots,
             busy_s=worker.busy_s[place] if place < len(worker.busy_s) else None,
             rows=worker.rows[place] if place < len(worker.rows) else None,
+            served_s=worker.served_s,
+            idle_s=worker.idle_s,
         )
     return tuple(found.values())
+
+
+def _idle_for_both(known: WorkerSample, worker: ReplicaStats) -> WorkerSample:
+    """A router knows only of its own work: two tell at least when both gave a worker nothing."""
+    assert known.idle_s is not None
+    return msgspec.structs.replace(known, idle_s=known.idle_s - max(0.0, worker.served_s - worker.idle_s))
 
 
 def _cpu_views(

@@ -8,6 +8,7 @@ stale data holds the present number: never zero, never an exception.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -15,16 +16,19 @@ from keystage.controller.domain.snapshot import FunctionView, PipelineView, Stag
 from keystage.controller.domain.state import PolicyState, StageState
 from keystage.controller.maths.estimator import LEAST_S, MOST_RPS, MOST_S, Estimates, estimate, is_number
 from keystage.controller.policy import demand
+from keystage.controller.policy.advice import advised, is_deferred, without_trim
 from keystage.controller.policy.demand import Load
 from keystage.controller.policy.plan import Plan
 from keystage.controller.policy.service import Service, service
 from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
 from keystage.controller.policy.shares import (
+    Predecessors,
     deadline_s,
     entry_wait_s,
     longest_s,
     predecessors,
     stage_shares_s,
+    visits,
     waiting_before,
 )
 from keystage.controller.policy.trim import trim
@@ -42,12 +46,18 @@ def correct(settings: PolicySettings, view: PipelineView, state: PolicyState, at
     efforts = [_effort(settings, order, plan.stage, len(plans)) for plan in plans]
     if view.execution == "looping":
         return _looping(settings, view, plans, state, at_s, efforts)
+    is_advised = is_deferred(view)
+    if is_advised:
+        settings = without_trim(settings)
     graph = predecessors(view.stages)
     services = [service(settings, s.batch, p.known) for s, p in zip(view.stages, plans, strict=True)]
     alone_s = [one.alone_s for one in services]
-    longest = longest_s(graph, alone_s)
+    passes = _passes(view, plans, graph)
+    total_s = [one_s * times for one_s, times in zip(alone_s, passes, strict=True)]
+    longest = longest_s(graph, total_s)
     whole_s = deadline_s(settings, view.slo, longest)
-    shares_s = stage_shares_s(whole_s, longest, alone_s)
+    of_all_s = stage_shares_s(whole_s, longest, total_s)
+    shares_s = [share_s / times for share_s, times in zip(of_all_s, passes, strict=True)]
     batches = [one.batch_within(share_s) for one, share_s in zip(services, shares_s, strict=True)]
     waits_s = [  # what a share leaves for waiting beside a batch of b*
         max(share_s - one.batch_s(batch), settings.least_wait_ratio * one.alone_s)
@@ -66,19 +76,30 @@ def correct(settings: PolicySettings, view: PipelineView, state: PolicyState, at
         known, effort, wait_s = plan.known, efforts[k], waits_s[k]
         stage_scv = min(known.arrival_scv, settings.most_stage_scv)
         steady = Load(
-            rate_rps * effort, stage_scv, 1 / one.rps(batches[k]), known.service_scv, 1, 0.0, wait_s
-        )
-        full = Load(
-            rate_rps * effort, stage_scv, 1 / one.rps(one.most), known.service_scv, 1,
-            waiting[k] * effort, wait_s,
+            rate_rps * passes[k] * effort, stage_scv, 1 / one.rps(batches[k]), known.service_scv, 1, 0.0,
+            wait_s,
         )  # fmt: skip
-        least = math.ceil(min(MOST_REPLICAS, chain_rps * effort * steady.service_s * (1 - 1e-9)))
+        full = Load(
+            rate_rps * passes[k] * effort, stage_scv, 1 / one.rps(one.most), known.service_scv, 1,
+            waiting[k] * passes[k] * effort, wait_s,
+        )  # fmt: skip
+        least = math.ceil(min(MOST_REPLICAS, chain_rps * passes[k] * effort * steady.service_s * (1 - 1e-9)))
         own_s = known.service_s or one.alone_s
         share_s = shares_s[k]
         needed.append(
             _needed(settings, stage, plan, steady, full, own_s, state, at_s, share_s, drain_s, least, one)
         )
-    return needed
+    if not is_advised:
+        return needed
+    return [advised(settings, s, plan, at_s) for s, plan in zip(view.stages, needed, strict=True)]
+
+
+def _passes(view: PipelineView, plans: Sequence[Plan], graph: Predecessors) -> list[float]:
+    """How often a request passes each stage: once, but for the modules of a stream program."""
+    if view.execution != "program":
+        return [1.0] * len(plans)
+    rates = [plan.known.arrival_slow_rps or plan.known.arrival_rps for plan in plans]
+    return visits([rate for rate, before in zip(rates, graph, strict=True) if not before], rates)
 
 
 def _effort(settings: PolicySettings, order: tuple[int, ...], stage: int, count: int) -> float:
@@ -192,7 +213,9 @@ def _needed(
         model_s = demand.model_wait_s(steady, scale.ready) + own_s
     output, memory = trim(settings, plan.memory, scale, known, model_s, at_s, dt_s)
     corrected = replace(steady, wait_s=steady.wait_s * math.exp(-output)) if output else steady
-    forward = max(least, demand.for_wait(corrected, most))
+    forward = modelled = max(least, demand.for_wait(corrected, most))
+    if output > 0:
+        modelled = max(least, demand.for_wait(steady, most))
     forward, memory = _continued(settings, forward, scale, memory, dt_s)
     backlog = demand.for_backlog(full, scale.ready, scale.starting, at_s, start_s, drain_s, most)
     wanted = min(most, max(forward, backlog))
@@ -201,6 +224,7 @@ def _needed(
         plan,
         wanted=wanted,
         corrected=wanted,
+        modelled=min(wanted, max(modelled, backlog)),
         reason=reason,
         memory=memory,
         share_s=share_s,

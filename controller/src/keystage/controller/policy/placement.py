@@ -97,7 +97,8 @@ def _placed(
         if missing > 0:
             more.append((member, missing))
         elif missing < 0 and settings.spread and scale.placed:
-            named = victims(_want(ground, member), ground.index, scale.placed, -missing)
+            idlest = member.plan.victims
+            named = victims(_want(ground, member), ground.index, scale.placed, -missing, idlest)
             placed[member.at] = msgspec.structs.replace(member.plan, victims=named)
     asked = sum(missing * max(0, member.stage.gpus) for member, missing in more)
     contended, why = _regime(ground, asked, state.is_contended)

@@ -6,7 +6,8 @@ The terms, and what they are worth against each other:
     start     seconds from wanted to ready there / TRADE_S: a nat of divergence is worth 0.3 s. A load
               n log(n / q) with q = capacity share * exp(-start / TRADE_S) is the same thing.
     spread    key stages: regime `spare`: the part of the node's GPUs that is taken;
-              regime `contended`: marginal of n log(n / capacity share) (`maths.divergence`).
+              regime `contended`, and stages without GPUs, of which no regime speaks: marginal of
+              n log(n / capacity share) (`maths.divergence`).
     packing   other stages: the part of the node's GPUs that is free, and a nat on nodes that host key
               stages, so that these can grow there.
     reserve   other stages: what key stages may want next is taken only where there is nothing else.
@@ -128,7 +129,7 @@ def place_cost(want: Want, index: NodeIndex, j: int, contended: bool) -> float:
 
 
 def _spread(want: Want, index: NodeIndex, j: int, contended: bool) -> float:
-    if not contended:
+    if want.gpus and not contended:
         return 1 - _room(want, index, j)
     if want.gpus:
         share = len(index.gpus[j]) / index.total_gpus

@@ -5,7 +5,8 @@ Before it: a plan with fewer replicas than run. After it: `SetReplicas.victims`.
     key stages    where the divergence falls most, ties where a new one would start fastest;
     other stages  from nodes that host key stages (most where their reserve has no room), then from the
                   emptiest nodes, so that what stays is packed tightly.
-The youngest goes first among equals. Whoever keeps parameters in host memory keeps them: nodes stay useful.
+Among equals the idlest goes first where batches are deferred (`policy.advice` names them), then the youngest.
+Whoever keeps parameters in host memory keeps them: nodes stay useful.
 """
 
 from __future__ import annotations
@@ -16,14 +17,25 @@ from keystage.controller.policy.placement_cost import HOST, TRADE_S, Want, start
 from keystage.controller.policy.placement_index import NodeIndex
 
 
-def victims(want: Want, index: NodeIndex, placed: tuple[Placed, ...], surplus: int) -> tuple[str, ...]:
-    """Names of replicas that go, first to last; at most `surplus`."""
+def victims(
+    want: Want, index: NodeIndex, placed: tuple[Placed, ...], surplus: int, idlest: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Names of replicas that go, first to last; at most `surplus`.
+
+    Args:
+        want: the stage.
+        index: the nodes.
+        placed: its replicas.
+        surplus: how many are too many.
+        idlest: names of replicas, the idlest first; empty where nobody tells.
+    """
+    busy = {name: place for place, name in enumerate(idlest)}
     starting = [p.replica for p in reversed(placed) if not p.is_ready][:surplus]
     ready = [(p.replica, index.number.get(p.node, -1)) for p in reversed(placed) if p.is_ready]
     going: dict[int, int] = {}
     named = list(starting)
     while ready and len(named) < surplus:
-        best = max(ready, key=lambda r: _relief(want, index, r[1], going.get(r[1], 0)))
+        best = max(ready, key=lambda r: (_relief(want, index, r[1], going.get(r[1], 0)), -busy.get(r[0], 0)))
         ready.remove(best)
         named.append(best[0])
         going[best[1]] = going.get(best[1], 0) + 1

@@ -35,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True):
         is_resting: nothing changed, so nobody looked at it this tick.
         is_cut: the budget had fewer for it than wanted.
         corrected: what the corrector wanted.
+        modelled: what the queueing model and the backlog alone ask for, without the trim.
         reclaimed: replicas the smoother took back this tick.
         rank: position in the key-stage list of its pipeline (0 is the most critical).
         score: score in that list.
@@ -66,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True):
     is_resting: bool = False
     is_cut: bool = False
     corrected: int = 0
+    modelled: int = 0
     reclaimed: int = 0
     rank: int = 0
     score: float = 0.0

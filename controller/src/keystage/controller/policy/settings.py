@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from keystage.batching.advice import AdviceSettings
 from keystage.controller.maths.estimator import EstimatorSettings
 from keystage.controller.maths.pid import PidGains
 
@@ -66,6 +67,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
         rest_s: one that holds none, after this long: its rates fade over a minute, so little is lost.
         settle_s: after an action took effect the trim stays frozen for this long, so that queues of
             before are not held against the new number.
+        advice: thresholds and intervals of Symphony's autoscaling advice (deferred batching only).
     """
 
     estimator: EstimatorSettings = EstimatorSettings()
@@ -98,6 +100,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     compensation: bool = True
     spread: bool = True
     effort: float = 1.0
+    advice: AdviceSettings = AdviceSettings()
 
 
 MOST_REPLICAS = 1000

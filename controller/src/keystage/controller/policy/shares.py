@@ -15,6 +15,9 @@ from keystage.controller.domain.snapshot import Slo, StageView
 from keystage.controller.maths.estimator import is_number
 from keystage.controller.policy.settings import PolicySettings
 
+MOST_VISITS = 10_000.0
+"""A ratio of rates beyond that is one of a rate near 0, not of rounds."""
+
 Predecessors = list[tuple[int, ...]]
 """Per stage the places (in the list of stages, ascending, all before its own) of those it waits for."""
 
@@ -49,6 +52,22 @@ def longest_s(graph: Predecessors, services_s: Sequence[float]) -> list[float]:
         for j in graph[k]:
             since[j] = max(since[j], services_s[j] + since[k])
     return [u + s - own for u, s, own in zip(until, since, services_s, strict=True)]
+
+
+def visits(entries: Sequence[float | None], rates_rps: Sequence[float | None]) -> list[float]:
+    """How often a request passes each stage of a stream program: its arrivals over those at entry.
+
+    A stage that loops is visited once a round. Until both rates are known it counts as 1.
+
+    Args:
+        entries: arrival rates of the stages where requests come in.
+        rates_rps: arrival rate of every stage, rounds counted.
+    """
+    entry_rps = max((rate for rate in entries if rate is not None), default=0.0)
+    if entry_rps <= 0:
+        return [1.0] * len(rates_rps)
+    ratios = [rate / entry_rps if rate is not None else 1.0 for rate in rates_rps]
+    return [min(MOST_VISITS, ratio) if ratio > 0 else 1.0 for ratio in ratios]
 
 
 def deadline_s(settings: PolicySettings, slo: Slo, longest: Sequence[float]) -> float:

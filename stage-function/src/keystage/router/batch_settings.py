@@ -1,0 +1,42 @@
+"""What a pipeline says about its batches, and which deadline counts for whom. Pure.
+
+Before it: `config` reads the settings. After it: `single` and `binding` act on them. docs/batching.md
+explains them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from keystage.batching.choice import EAGER, BatchingChoice, Late
+
+MOST_PLANNED_S = 60.0
+"""A deadline further away is none to plan by: whoever gives an hour does not want to be held for an hour."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Batching of one single-pass pipeline.
+
+    Attributes:
+        batching: when batches start.
+        late: what becomes of requests that cannot meet their deadline.
+        objective_s: the pipeline's own objective for a whole request, None for none.
+    """
+
+    batching: BatchingChoice = EAGER
+    late: Late = "demote"
+    objective_s: float | None = None
+
+    def due_s(self, arrived_s: float, deadline_s: float | None) -> float:
+        """When a request should be answered: its own deadline, else the pipeline's objective, else never."""
+        limit_s = deadline_s if deadline_s is not None else self.objective_s
+        return math.inf if limit_s is None else arrived_s + limit_s
+
+    def plans_for(self, due_s: float, arrived_s: float) -> bool:
+        """Whether batches are planned so that a request that came at `arrived_s` is answered by `due_s`.
+
+        Eager batching plans nothing: what comes first is served first.
+        """
+        return due_s - arrived_s <= MOST_PLANNED_S and self.batching.policy != "eager"

@@ -1,0 +1,35 @@
+"""Every setting that a program reads from its environment is in docs/environment.md."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from pydantic_settings import BaseSettings
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(
+    ".".join(file.with_suffix("").parts[file.parts.index("keystage") :])
+    for file in ROOT.glob("*/src/keystage/*/*config.py")
+    if "BaseSettings" in file.read_text() or "ClusterSettings" in file.read_text()
+)
+
+
+def test_there_are_settings() -> None:
+    assert {"keystage.gateway.config", "keystage.controller.config", "keystage.worker.config"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_is_documented(module: str) -> None:
+    documented = set(re.findall(r"`(KEYSTAGE_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text()))
+    settings = [
+        value
+        for value in vars(importlib.import_module(module)).values()
+        if isinstance(value, type) and issubclass(value, BaseSettings) and value is not BaseSettings
+    ]
+    assert settings
+    for one in settings:
+        names = {f"{one.model_config.get('env_prefix', '')}{name}".upper() for name in one.model_fields}
+        assert names <= documented, f"{module}: {sorted(names - documented)} are not in docs/environment.md"
