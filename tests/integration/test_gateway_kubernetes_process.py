@@ -95,6 +95,17 @@ async def deploy(session: aiohttp.ClientSession, url: str, **env: str) -> None:
         assert answer.status == 202, await answer.text()
 
 
+async def heard_of(session: aiohttp.ClientSession, url: str) -> None:
+    """Waits until a gateway that was not asked to deploy has seen the function in its watch."""
+    async with asyncio.timeout(20):
+        while True:
+            async with session.get(f"{url}/system/function/echo", headers=LOGIN) as answer:
+                if answer.status == 200:
+                    return
+                assert answer.status == 404
+            await asyncio.sleep(0.01)
+
+
 async def loads(session: aiohttp.ClientSession, url: str, token: str) -> dict[str, Load]:
     async with session.get(f"{url}/_/loads", headers={"Authorization": f"Bearer {token}"}) as answer:
         assert answer.status == 200
@@ -113,6 +124,7 @@ def test_any_gateway_serves_what_any_was_told_and_tells_its_own_loads(tmp_path: 
         _, two = found.start()
         async with aiohttp.ClientSession() as session:
             await deploy(session, one)
+            await heard_of(session, two)
             async with session.get(f"{two}/function/echo") as answer:  # waits for the first replica
                 assert answer.status == 200
                 assert (await answer.json())["replica"] == "echo-0"
@@ -144,7 +156,7 @@ def test_any_gateway_serves_what_any_was_told_and_tells_its_own_loads(tmp_path: 
 
 
 async def _slow(session: aiohttp.ClientSession, url: str) -> int:
-    async with session.get(f"{url}/function/echo/slow?s=1") as answer:
+    async with session.get(f"{url}/function/echo/slow?s=3") as answer:
         return answer.status
 
 

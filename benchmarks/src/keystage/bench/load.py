@@ -9,7 +9,6 @@ is set against a copy from memory pinned before and against other loaders (`load
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from keystage.bench import load_rivals
 from keystage.bench.frame import BenchError, BenchResult, Figure
 from keystage.bench.load_bundles import STAGE, write_bundle
 from keystage.bench.load_world import LoadWorld, Replica, Timeline
+from keystage.bench.page_cache import drop_from_page_cache
 from keystage.bundle.api import Pipeline
 from keystage.bundle.safetensors_file import header_bytes
 
@@ -354,33 +354,3 @@ def _notes(
         )
     notes += [f"{rival.way} is not in the table: {rival.note}" for rival in rivals if not rival.seconds]
     return notes
-
-
-def drop_from_page_cache(path: Path) -> None:
-    """Makes the next read of a file come from its disk.
-
-    Raises:
-        BenchError: its pages stay (a file system in memory, say).
-    """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
-    if is_cached(path):
-        with contextlib.suppress(OSError):
-            Path("/proc/sys/vm/drop_caches").write_text("1")
-    if is_cached(path):
-        raise BenchError(f"{path} stays in the page cache: no start from a cold disk here")
-
-
-def is_cached(path: Path) -> bool:
-    """Whether a page in the middle of a file can be read without waiting for a disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return os.preadv(fd, [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
