@@ -71,7 +71,7 @@ def lead(world: ReconcilerWorld) -> None:
 def scale(world: ReconcilerWorld) -> None:
     """Up beyond the parked pod, and down by a victim's name."""
     world.until_ready(STAGE, 1)
-    world.kube.until(lambda: world.parked(), what="a pod is parked")
+    world.until_parked(1)
     world.wishes.set_replicas(STAGE, 3, [Site("node1")], (), time.time())
     pods = world.until_ready(STAGE, 3)
     assert any(POOL_LABEL in labels_of(pod) for pod in pods)

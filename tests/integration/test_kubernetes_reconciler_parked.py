@@ -14,7 +14,7 @@ from support.reconciler_world import SETTINGS, ParkedPod, ReconcilerWorld, route
 from keystage.controller.domain.decision import Site
 from keystage.kubernetes import reconciler
 from keystage.kubernetes.api import ACTIVATED_ANNOTATION, FUNCTION_LABEL, POOL_LABEL, SERVING_ANNOTATION
-from keystage.kubernetes.view import annotations_of, is_ready, labels_of, replica_of
+from keystage.kubernetes.view import annotations_of, labels_of, replica_of
 
 
 @pytest.fixture
@@ -29,15 +29,11 @@ def world(kube: Kube) -> Iterator[ReconcilerWorld]:  # noqa: F811
         made.stop()
 
 
-def fill(world: ReconcilerWorld, count: int = 4) -> None:
-    world.kube.until(lambda: sum(is_ready(p) for p in world.parked()) == len(world.parked()) == count)
-
-
 def test_parked_pods_become_workers_of_the_stage_that_wants_them(world: ReconcilerWorld) -> None:
     world.deploy(router(), stage(0), stage(1))
     world.start()
     world.until_ready("llm-stage-0", 1)
-    fill(world)
+    world.until_parked(4)
     parked = {p["metadata"]["name"]: p for p in world.parked()}
     world.wishes.set_replicas("llm-stage-1", 4, (), (), time.time())
     pods = world.until_ready("llm-stage-1", 4)
@@ -52,14 +48,14 @@ def test_parked_pods_become_workers_of_the_stage_that_wants_them(world: Reconcil
         assert (record.via, record.source, record.state) == ("standby", "memory", "ready")
         told = world.faces[pod["metadata"]["name"]].activations
         assert [(a.function, a.env["KEYSTAGE_STAGES"]) for a in told] == [("llm-stage-1", "1")]
-    fill(world)  # the pool is filled again
+    world.until_parked(4)  # the pool is filled again
 
 
 def test_the_pool_serves_first_wherever_it_is_and_new_pods_keep_to_their_site(world: ReconcilerWorld) -> None:
     world.deploy(router(), stage())
     world.start()
     (first,) = world.until_ready("llm-stage-0", 1)
-    fill(world)
+    world.until_parked(4)
     parked = {p["metadata"]["name"]: p["spec"]["nodeName"] for p in world.parked()}
     assert set(parked.values()) == {"node1", "node2"}
     wanted = len(parked) + 2
@@ -83,7 +79,7 @@ def test_one_that_hangs_holds_up_no_other(world: ReconcilerWorld) -> None:
     world.on_face = slow_first
     world.start()
     world.until_ready("llm-stage-0", 1)
-    fill(world)
+    world.until_parked(4)
     world.wishes.set_replicas("llm-stage-0", 5, (), (), time.time())
     world.kube.until(lambda: len(world.ready("llm-stage-0")) == 4)
     assert not slow[0].is_serving
@@ -100,7 +96,7 @@ def test_one_that_refuses_is_replaced_and_the_reason_told(world: ReconcilerWorld
     world.on_face = refuse_first
     world.start()
     world.until_ready("llm-stage-0", 1)
-    fill(world)
+    world.until_parked(4)
     bad = next(name for name, face in world.faces.items() if face.refusal)
     world.wishes.set_replicas("llm-stage-0", 5, (), (), time.time())
     world.until_ready("llm-stage-0", 5)
@@ -113,7 +109,7 @@ def test_a_new_leader_ends_what_the_last_one_began(world: ReconcilerWorld) -> No
     world.on_face = lambda face: setattr(face, "delay_s", 0.5)
     world.start()
     world.until_ready("llm-stage-0", 1)
-    fill(world)
+    world.until_parked(4)
     world.wishes.set_replicas("llm-stage-0", 3, (), (), time.time())
     world.kube.until(lambda: sum(bool(face.activations) for face in world.faces.values()) == 2)
     world.reconciler.stop()  # while both are being told
@@ -126,11 +122,11 @@ def test_a_new_leader_ends_what_the_last_one_began(world: ReconcilerWorld) -> No
 def test_the_pool_goes_with_its_pipeline_and_with_its_shape(world: ReconcilerWorld) -> None:
     world.deploy(router(), stage())
     world.start()
-    fill(world)
+    world.until_parked(4)
     before = {p["metadata"]["name"] for p in world.parked()}
     world.deploy(stage(image="stage:2"))
     world.kube.until(lambda: not before & {p["metadata"]["name"] for p in world.parked()})
-    fill(world)
+    world.until_parked(4)
     world.kube.delete("functions", "llm-stage-0")
     world.kube.until(lambda: not world.parked())
     world.kube.until(lambda: not world.kube.list("pods", labels=f"{FUNCTION_LABEL}=llm-stage-0"))
@@ -142,7 +138,7 @@ def test_from_decision_to_serving_nothing_waits_for_a_clock(
     world.deploy(router(), stage())
     world.start()
     world.until_ready("llm-stage-0", 1)
-    fill(world)
+    world.until_parked(4)
     monkeypatch.setattr(reconciler, "EVERY_S", 600.0)
     monkeypatch.setattr(reconciler, "SOON_S", 600.0)
     turned_s = world.reconciler.turned_at_s

@@ -20,7 +20,7 @@ from support.reconciler_world import (
 from keystage.kubernetes import expected
 from keystage.kubernetes.api import OVERRIDE_UNTIL_ANNOTATION
 from keystage.kubernetes.client import SERVICES
-from keystage.kubernetes.view import annotations_of, is_ready
+from keystage.kubernetes.view import annotations_of
 from keystage.local.api import Deployment
 
 STAGE = "llm-stage-0"
@@ -76,7 +76,7 @@ def test_a_pod_that_refused_and_was_not_deleted_is_deleted_later(kube: Kube) -> 
         world.deploy(router(), stage())
         world.start()
         world.until_ready(STAGE, 1)
-        kube.until(lambda: [is_ready(pod) for pod in world.parked()] == [True])
+        world.until_parked(1)
         kube.faults.fail(1, code=500, verb="delete", resource="pods")
         world.wishes.set_replicas(STAGE, 2, (), (), time.time())
         kube.until(lambda: not any(rule.left for rule in kube.faults._rules), what="its deletion failed")

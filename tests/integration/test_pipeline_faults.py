@@ -91,9 +91,13 @@ def test_move_of_all_sessions_to_another_replica(smollm2_bundle: Path, tmp_path:
             await everything
             _check(streams, expected)
             stats = await pipeline.stats()
+
+            def moved() -> set[int]:
+                moves = pipeline.log("move", "smollm2-0")
+                return {session for move in moves for session in move["sessions"]}
+
+            await until(lambda: len(moved()) == STREAMS, "every session is logged to have moved")
             moves = pipeline.log("move", "smollm2-0")
-            moved = {session for move in moves for session in move["sessions"]}
-            assert len(moved) == STREAMS
             lengths = [tokens for move in moves for tokens in move["tokens"]]
             limits = [len(prompt) + LONG_TOKENS - 20 for prompt in PROMPTS]
             assert max(lengths) <= max(limits), "the new replica came too late for this test to mean much"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from support.pipeline_world import Served, Stream, served, until
@@ -75,23 +74,22 @@ def test_waiting_items_run_on_a_new_replica(tmp_path: Path) -> None:
             await loading
             assert set(statuses) == {200}
             assert len(statuses) > 40
-            _check_late_binding(pipeline)
+            await until(lambda: _has_bound_late(pipeline), "items that waited for a replica ran on it")
 
     asyncio.run(run())
 
 
-def _check_late_binding(pipeline: Served) -> None:
-    """Some item was queued before a replica was ready, and ran on it."""
+def _has_bound_late(pipeline: Served) -> bool:
+    """Whether some item was queued before a replica was ready, and ran on it."""
     queued = {event["session"]: event["t"] for event in pipeline.log("queued", "em-0")}
     ready = {event["replica"]: event["t"] for event in pipeline.log("ready", "em-0")}
-    late = [
-        session
+    first = min((r for r in ready if r.startswith("em-stage-1-")), default="")
+    return any(
+        queued[session] < ready[event["replica"]]
         for event in pipeline.log("dispatch", "em-0")
-        if event["stage"] == 1 and event["replica"] != min(r for r in ready if r.startswith("em-stage-1-"))
+        if event["stage"] == 1 and event["replica"] != first
         for session in event["sessions"]
-        if queued[session] < ready[event["replica"]]
-    ]
-    assert late
+    )
 
 
 def test_running_sessions_move_to_a_new_replica(tmp_path: Path) -> None:
@@ -113,20 +111,22 @@ def test_running_sessions_move_to_a_new_replica(tmp_path: Path) -> None:
             await running
             assert [s.error for s in streams] == [None] * 12
             assert [len(s.tokens) for s in streams] == [TOKENS] * 12
-            moves: list[dict[str, Any]] = pipeline.log("move", "em-0")
-            shares = await _shares(pipeline)
-            assert sum(len(move["sessions"]) for move in moves) >= 8
+
+            def moved() -> int:
+                return sum(len(move["sessions"]) for move in pipeline.log("move", "em-0"))
+
+            await until(lambda: moved() >= 8, "eight sessions moved")
             # The new replicas really stepped: they logged waves of their own.
-            assert len(shares) == 3
-            assert min(shares.values()) > 0
+            await until(lambda: min(_shares(pipeline).values()) > 0, "waves of every replica")
+            assert len(_shares(pipeline)) == 3
 
     asyncio.run(run())
 
 
-async def _shares(pipeline: Served) -> dict[str, int]:
+def _shares(pipeline: Served) -> dict[str, int]:
     """Waves per replica that stage 1 ever had."""
     shares: dict[str, int] = {}
     for file in pipeline.events.glob("em-stage-1-*.jsonl"):
-        lines = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+        lines = [msgspec.json.decode(line) for line in file.read_bytes().split(b"\n")[:-1]]
         shares[file.stem] = sum(line["event"] == "wave" and line["rows"] > 0 for line in lines)
     return shares

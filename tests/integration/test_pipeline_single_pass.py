@@ -23,7 +23,7 @@ from PIL import Image
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from support.packages import need_package
-from support.pipeline_world import Served, served
+from support.pipeline_world import Served, served, until
 from support.tiny_bert import tiny_bert, word_tokenizer
 from support.tiny_bert import write_folder as write_bert
 from support.tiny_wide_resnet import normalised, tiny_wide_resnet
@@ -186,6 +186,7 @@ def test_a_worker_of_several_stages_hands_over_in_memory(tmp_path: Path) -> None
                 mean = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
             found = np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
             assert np.abs(found - (mean / mean.norm()).numpy()).max() < 1e-5
+        await until(lambda: pipeline.log("batch", group.service), "its batches are logged")
         batches = pipeline.log("batch", group.service)
         assert {(batch["stage"], batch["last"]) for batch in batches} == {(0, 2)}
 

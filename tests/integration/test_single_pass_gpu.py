@@ -5,6 +5,7 @@ Convolutions in fp32 multiply in TF32 there, as torch does by itself.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,8 +78,10 @@ def test_parameters_that_arrive_in_an_arena_are_used_where_they_lie(
     plain = Chain(bundle, DEVICE)
     items = items_of(plain)
     for index, stage in enumerate(plain.stages):
-        content = memoryview((bundle / pipeline.stages[index].file).read_bytes())
-        copied = single_pass_stage(load_stage_from_segment(pipeline, index, content, DEVICE, pipeline.dtype))
+        with (bundle / pipeline.stages[index].file).open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        segment = load_stage_from_segment(pipeline, index, memoryview(content), DEVICE, pipeline.dtype)
+        copied = single_pass_stage(segment)
         warm_up(copied)
         outputs = stage.forward(items)
         for found, expected in zip(copied.forward(items), outputs, strict=True):

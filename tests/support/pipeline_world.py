@@ -74,10 +74,13 @@ class Served:
             return msgspec.json.decode(await answer.read(), type=RouterStats)
 
     def log(self, event: str, prefix: str = "") -> list[dict[str, Any]]:
-        """Logged events of one kind, of processes whose name starts with `prefix`."""
+        """Logged events of one kind, of processes whose name starts with `prefix`.
+
+        A process that runs writes them with its heartbeats: wait for them with `until`.
+        """
         lines = []
         for file in sorted(self.events.glob(f"{prefix}*.jsonl")):
-            lines += [json.loads(line) for line in file.read_bytes().splitlines()]
+            lines += [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]]
         return [line for line in lines if line["event"] == event]
 
 

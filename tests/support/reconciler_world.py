@@ -22,7 +22,7 @@ from keystage.kubernetes.asking import Asking
 from keystage.kubernetes.client import FUNCTIONS, Cluster
 from keystage.kubernetes.manifests import Settings
 from keystage.kubernetes.reconciler import Links, Reconciler
-from keystage.kubernetes.view import is_leaving, labels_of, state_of
+from keystage.kubernetes.view import is_leaving, is_ready, labels_of, name_of, state_of
 from keystage.kubernetes.wishes import Wishes
 from keystage.kubernetes.world import World
 from keystage.local.api import Deployment
@@ -211,14 +211,37 @@ class ReconcilerWorld:
         return [f"{event['reason']}: {event['message']}" for event in mine]
 
     def until_ready(self, function: str, count: int, timeout_s: float = 30.0) -> list[Object]:
-        """Waits until so many serve and no more are there."""
+        """Waits until so many serve and no more are there, and the reconciler sees that.
+
+        The policy looks through the same informers. A wish that names a victim before they show what the
+        cluster has is another one: pods that do not serve yet, as far as is seen, go before all victims.
+        """
 
         def found() -> list[Object] | bool:
             ready = self.ready(function)
-            return (ready or True) if len(ready) == len(self.pods(function)) == count else False
+            is_so = len(ready) == len(self.pods(function)) == count
+            is_seen = self._seen(function) == {name_of(pod): "ready" for pod in ready}
+            return (ready or True) if is_so and is_seen else False
 
-        ready = self.kube.until(found, timeout_s=timeout_s, what=f"{count} of {function} are ready")
+        ready = self.kube.until(found, timeout_s=timeout_s, what=f"{count} of {function} are ready and seen")
         return ready if isinstance(ready, list) else []
+
+    def until_parked(self, count: int) -> list[Object]:
+        """Waits until so many are parked and can be activated at once, and the reconciler sees that."""
+
+        def found() -> list[Object]:
+            parked = self.parked()
+            seen = {name for name, pod in self.world.pods().items() if is_ready(pod)}
+            is_so = all(is_ready(pod) and name_of(pod) in seen for pod in parked)
+            return parked if is_so and len(parked) == count else []
+
+        return self.kube.until(found, what=f"{count} are parked and seen")
+
+    def _seen(self, function: str) -> dict[str, str]:
+        """States of a function's pods that stay, as the reconciler's informer has them."""
+        pods = self.world.pods().items()
+        mine = {name: pod for name, pod in pods if labels_of(pod).get(FUNCTION_LABEL) == function}
+        return {name: state_of(pod) for name, pod in mine.items() if not is_leaving(pod)}
 
     def _probe(self, pod: Object) -> bool:
         name, address = pod["metadata"]["name"], pod["status"]["podIP"]

@@ -67,6 +67,25 @@ def test_a_deletion_is_expected_until_it_shows() -> None:
     assert expected.merge({"x": thing(7)}, 1.0) == {"x": thing(7)}
 
 
+def test_what_is_deleted_before_it_ever_showed_is_not_taken_for_new_when_it_shows() -> None:
+    expected, going = Expected(), deleted(thing(5), 0.0)
+    expected.send("x", {"metadata": {"name": "x"}})
+    expected.done("x", thing(5), 0.0)
+    assert expected.merge({}, 0.0) == {"x": thing(5)}
+    expected.send("x", going)
+    assert expected.merge({}, 0.0) == {"x": going}
+    expected.done("x", None, 0.0)
+    assert expected.merge({}, 1.0) == {"x": going}
+    assert expected.merge({"x": thing(5)}, 1.0) == {"x": going}
+    assert expected.merge({"x": thing(6)}, 1.0) == {"x": going}
+    assert expected.merge({}, 1.0) == {}
+    expected.send("x", {"metadata": {"name": "x"}})
+    expected.send("x", going)
+    expected.done("x", None, 1.0)
+    assert expected.merge({}, 5.9) == {"x": going}
+    assert expected.merge({}, 6.0) == {}  # it never will
+
+
 def test_a_merge_patch_changes_a_copy() -> None:
     before = {"a": {"b": 1, "c": 2}, "d": [1]}
     assert merged(before, {"a": {"b": None, "e": 3}, "d": [2]}) == {"a": {"c": 2, "e": 3}, "d": [2]}

@@ -24,6 +24,8 @@ class _Entry:
     object: Object
     until_s: float | None
     """None: still being sent."""
+    was_seen: bool
+    """The informer has shown it: where it does no longer, it is gone; else it is to be shown yet."""
 
 
 class Expected:
@@ -34,7 +36,9 @@ class Expected:
 
     def send(self, name: str, obj: Object) -> None:
         """An operation is on its way that will make the object so."""
-        self._entries[name] = _Entry(obj, None)
+        before = self._entries.get(name)
+        was_seen = before.was_seen if before is not None else bool(obj["metadata"].get("uid"))
+        self._entries[name] = _Entry(obj, None, was_seen)
 
     def done(self, name: str, obj: Object | None, at_s: float) -> None:
         """It was carried out.
@@ -47,7 +51,8 @@ class Expected:
         before = self._entries.get(name)
         known = obj if obj is not None else before.object if before is not None else None
         if known is not None:
-            self._entries[name] = _Entry(known, at_s + SETTLE_S)
+            was_seen = before is None or before.was_seen
+            self._entries[name] = _Entry(known, at_s + SETTLE_S, was_seen)
 
     def failed(self, name: str) -> None:
         """It was not carried out, or nobody knows."""
@@ -66,6 +71,8 @@ class Expected:
                 del self._entries[name]
             else:
                 merged[name] = entry.object
+                if name in seen:
+                    self._entries[name] = dataclasses.replace(entry, was_seen=True)
         return merged
 
     def _is_over(self, entry: _Entry, seen: Object | None, right_at_s: float) -> bool:
@@ -77,7 +84,7 @@ class Expected:
         if right_at_s >= entry.until_s:
             return True
         if seen is None:  # not shown yet, or gone already
-            return is_deleted(entry.object)
+            return entry.was_seen and is_deleted(entry.object)
         if is_deleted(entry.object):
             return is_deleted(seen)
         return _version(seen) >= _version(entry.object)

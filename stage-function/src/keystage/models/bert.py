@@ -62,7 +62,7 @@ class BertStage:
             hidden = self._layer(layer, hidden, batch)
         if not self.role.is_last:
             if wanted is not None:
-                hidden = torch.cat([hidden, wanted[:, None].to(self.dtype)], 1)
+                hidden = torch.cat([hidden, wanted[:, None].to(hidden)], 1)
             return batch.restored(torch.split(hidden, batch.counts))
         if self._config.fills_masks:
             assert wanted is not None

@@ -22,9 +22,9 @@ _PROGRAMS_A_PROCESSOR = 8
 _MOST_SPLITS = 32
 _PROCESSORS_ELSEWHERE = 4
 """Where Triton's interpreter computes: enough for splits."""
-_LEAST_QUERIES = 16
-"""Rows of the smallest tensor-core product: heads that share a key are padded to it. The product of padded
-rows is still quicker than sums by element (7 us against 35 us for 600 positions)."""
+_LEAST_SIDE = 16
+"""Sides of the smallest tensor-core product: heads that share a key, and elements of a head, are padded to
+it. The product of padded rows is still quicker than sums by element (7 against 35 us for 600 positions)."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -151,11 +151,11 @@ class PagedAttention:
         heads, kv_heads, dim = self._shape
         rows, group, splits = qkv.shape[0], heads // kv_heads, self._splits
         out = qkv.new_empty(rows, heads * dim)
-        padded = triton.next_power_of_2(dim)
+        padded = max(_LEAST_SIDE, triton.next_power_of_2(dim))
         _part_kernel[(rows, kv_heads, splits)](
             qkv, kv[0], kv[1], table, lengths, out, self._part, self._tops, self._masses,
             table.stride(0), qkv.stride(0), dim**-0.5 * _LOG2_E, self._window,
-            KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=max(_LEAST_QUERIES, triton.next_power_of_2(group)),
+            KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=max(_LEAST_SIDE, triton.next_power_of_2(group)),
             DIM=dim, DIM_PAD=padded, SPLITS=splits, BLOCK=BLOCK_TOKENS, TILE=_TILE, STAGES=_STAGES,
             num_warps=_WARPS,
         )  # fmt: skip
