@@ -177,6 +177,9 @@ async def way(
         config = up.pipeline.config
         warm = prompts_of(up.pipeline, max(sizes.batches) * at_once, WARM_PROMPT)
         await complete(up.session, up.url, warm, WARM_TOKENS)
+        if rival:  # its first steps load kernels, as ours did
+            for batch in sizes.batches:
+                ask(bench, "step", **_eager(gpus, config, batch, sizes.prompt, sizes.rival_tokens))
         for number in range(rounds or sizes.rounds):
             for batch in sizes.batches:
                 prompts = prompts_of(up.pipeline, batch * at_once, sizes.prompt)
@@ -204,9 +207,7 @@ async def _first(bench: Bench, up: Up, name: str, gpus: int, length: int, rival:
     answers = (await complete(up.session, up.url, prompts_of(up.pipeline, 1, length), 1)).answers
     bench.record.add("first", gpus=gpus, system=name, prompt=length, seconds=answers[0].first_s)
     if rival:
-        times = ask(
-            bench, "step", way="eager", gpus=gpus, batch=1, prompt=length, tokens=1, config=up.pipeline.config
-        )
+        times = ask(bench, "step", **_eager(gpus, up.pipeline.config, 1, length, 1))
         if times:
             bench.record.add("first", gpus=gpus, system=rival, prompt=length, seconds=times["prefill_s"])
 
@@ -222,14 +223,19 @@ def rival_step(
 ) -> None:
     """A rival's time per step; `beside`: the way of ours in whose round it is measured."""
     sizes = bench.sizes
-    times = ask(
-        bench, "step", way=kind, gpus=gpus, batch=batch, prompt=sizes.prompt, tokens=sizes.rival_tokens,
-        config=dict(config),
-    )  # fmt: skip
+    order = _eager(gpus, config, batch, sizes.prompt, sizes.rival_tokens)
+    times = ask(bench, "step", **{**order, "way": kind})
     if times:
         bench.record.add(
             "step", gpus=gpus, system=rival, batch=batch, seconds=times["token_s"], beside=beside
         )
+
+
+def _eager(gpus: int, config: Mapping[str, Any], batch: int, prompt: int, tokens: int) -> dict[str, Any]:
+    return {
+        "way": "eager", "gpus": gpus, "batch": batch, "prompt": prompt, "tokens": tokens,
+        "config": dict(config),
+    }  # fmt: skip
 
 
 def ask(bench: Bench, do: str, **order: Any) -> Any:

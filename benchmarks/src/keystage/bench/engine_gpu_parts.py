@@ -136,7 +136,8 @@ def other(family: str) -> Callable[[Bench], Awaitable[None]]:
         shape, stages, at_once = bench.sizes.others[family]
         for count in (stages, 1):
             setup = Setup(bench.bundle(shape, count), [bench.device(0)], 4 << 30, 2 * at_once)
-            await _or_told(bench, _rate(bench, f"{shape}, {count} stages", setup, at_once))
+            name = f"{shape}, {count} stage{'s' * (count > 1)}"
+            await _or_told(bench, _rate(bench, name, setup, at_once))
         found = ask(
             bench, "rate", batch=at_once, seconds=bench.sizes.rate_s,
             config=dict(store.load(bench.bundle(shape, 1)).config),
@@ -155,7 +156,7 @@ async def _rate(bench: Bench, name: str, setup: Setup, at_once: int) -> None:
     async with asyncio.timeout(max(5.0, bench.left_s)), serving(setup, tell) as up:
         traffic = traffic_of(up.pipeline)
         target = Target(traffic.kind, up.url, byte_tokens=traffic.byte_tokens)
-        await items_per_s(up, target, min(4, at_once), 0.3)
+        await items_per_s(up, target, at_once, bench.sizes.rate_s / 3)  # not counted
         for _ in range(bench.sizes.rounds):
             found = await items_per_s(up, target, at_once, bench.sizes.rate_s)
             bench.record.add("rate", gpus=1, system=name, items_per_s=found, at_once=at_once)
