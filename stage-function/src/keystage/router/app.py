@@ -58,7 +58,7 @@ async def serve(config: RouterConfig) -> None:
         EventLog(config.events, config.replica),
         config.max_body_bytes,
         config.waves,
-        config.batch_settings(),
+        config.batch_settings_of(pipeline),
     )
     node.start()
     REGISTRY.register(Samples(lambda: samples(node.stats())))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from keystage.batching.choice import EAGER, BatchingChoice, Late
 
@@ -23,11 +24,26 @@ class BatchSettings:
         batching: when batches start.
         late: what becomes of requests that cannot meet their deadline.
         objective_s: the pipeline's own objective for a whole request, None for none.
+        spus: shares of a device by module, for a stream program whose modules share workers; empty: none.
     """
 
     batching: BatchingChoice = EAGER
     late: Late = "demote"
     objective_s: float | None = None
+    spus: tuple[tuple[str, int], ...] = ()
+
+    def shares(self, modules: Sequence[str]) -> dict[int, int]:
+        """`spus` by place of the module, empty where none are given.
+
+        Raises:
+            ValueError: a name that is no module, or a module without a share.
+        """
+        given = dict(self.spus)
+        unknown, missing = given.keys() - set(modules), set(modules) - given.keys()
+        if given and (unknown or missing):
+            wrong = f"names {min(unknown)!r}" if unknown else f"gives {min(missing)!r} no share"
+            raise ValueError(f"KEYSTAGE_SPUS {wrong}; the modules are {', '.join(modules)}")
+        return {place: given[name] for place, name in enumerate(modules)} if given else {}
 
     def due_s(self, arrived_s: float, deadline_s: float | None) -> float:
         """When a request should be answered: its own deadline, else the pipeline's objective, else never."""

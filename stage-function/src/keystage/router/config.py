@@ -11,8 +11,12 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from keystage.batching.choice import parse_batching, parse_late
+from keystage.bundle.api import Pipeline
+from keystage.bundle.errors import BundleError
 from keystage.router.admission import AdmissionBounds
 from keystage.router.batch_settings import BatchSettings
+
+MOST_SPUS = 1_000_000
 
 
 class RouterConfig(BaseSettings):
@@ -35,6 +39,7 @@ class RouterConfig(BaseSettings):
         batching: when batches of a single-pass pipeline start: `eager`, `timeout:MS`, `deferred`,
             `partial-slo`.
         late: what becomes of requests that cannot meet their deadline: `demote` or `refuse`.
+        spus: shares of a device of a stream program's modules, `NAME=UNITS,...`; docs/streams.md.
         slo: the pipeline's objective as JSON; `deadline_s` of it is the deadline that batches are planned by.
         lifeline_fd: see `wire.endpoints`.
     """
@@ -57,6 +62,7 @@ class RouterConfig(BaseSettings):
     batching: str = "eager"
     late: str = "demote"
     slo: str = ""
+    spus: str = ""
     lifeline_fd: int | None = None
 
     @field_validator("batching")
@@ -71,19 +77,64 @@ class RouterConfig(BaseSettings):
         parse_late(value)
         return value
 
+    @field_validator("spus")
+    @classmethod
+    def _are_shares(cls, value: str) -> str:
+        _spus(value)
+        return value
+
     @field_validator("slo")
     @classmethod
     def _is_objective(cls, value: str) -> str:
         _deadline_s(value)
         return value
 
+    def batch_settings_of(self, pipeline: Pipeline) -> BatchSettings:
+        """How batches of this pipeline are made.
+
+        Raises:
+            BundleError: they are not for such a pipeline, or name modules that it has not.
+        """
+        found = self.batch_settings()
+        if found.spus and pipeline.graph is None:
+            raise BundleError(
+                f"KEYSTAGE_SPUS is for stream programs; {pipeline.name} is {pipeline.execution}"
+            )
+        try:
+            found.shares([module.name for module in pipeline.graph.modules] if pipeline.graph else [])
+        except ValueError as error:
+            raise BundleError(f"program {pipeline.name}: {error}") from error
+        return found
+
     def batch_settings(self) -> BatchSettings:
         """How batches are made."""
-        return BatchSettings(parse_batching(self.batching), parse_late(self.late), _deadline_s(self.slo))
+        objective_s = _deadline_s(self.slo)
+        return BatchSettings(
+            parse_batching(self.batching), parse_late(self.late), objective_s, _spus(self.spus)
+        )
 
     def bounds(self) -> AdmissionBounds:
         """The admission bounds."""
         return AdmissionBounds(self.queue_items, self.queue_bytes, self.deadline_s, self.max_losses)
+
+
+def _spus(text: str) -> tuple[tuple[str, int], ...]:
+    """Shares by module.
+
+    Raises:
+        ValueError: a piece is not `NAME=UNITS` with 1 to 1,000,000 units, or a name comes twice.
+    """
+    found: dict[str, int] = {}
+    for piece in filter(None, text.split(",")):
+        name, is_given, units = piece.strip().partition("=")
+        if not (name and is_given and units.isascii() and units.isdecimal() and len(units) <= 7):
+            raise ValueError(f"every piece must be NAME=UNITS, {piece[:100]!r} is not")
+        if not 1 <= int(units) <= MOST_SPUS:
+            raise ValueError(f"units must be 1 to {MOST_SPUS}, {name} has {int(units)}")
+        if name in found:
+            raise ValueError(f"module {name!r} comes twice")
+        found[name] = int(units)
+    return tuple(found.items())
 
 
 class _Objective(msgspec.Struct):

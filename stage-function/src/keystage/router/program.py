@@ -1,9 +1,8 @@
 """The core of a stream program: requests on their way through the graph, late-bound at every module. Pure.
 
 A message waits at its producer, and here is only told; the worker that is given the module's next batch
-fetches it. Loops come back to the queue of the module that consumes their stream, so requests with different
-numbers of rounds batch together. What follows from a module's outputs is `streams.flow`'s word, which
-batches there are is `turn_batches`'.
+fetches it. Loops come back to the queue of the module that consumes their stream, so requests at different
+rounds batch together. `streams.flow` says what follows from outputs, `turn_batches` which batches there are.
 
 A request whose worker dies, with a turn, state or tensors of it, starts over under the next epoch. New
 requests enter only while what waits at producers is below a bound; those inside always go on.
@@ -21,6 +20,7 @@ from keystage.bundle.api import Pipeline
 from keystage.router.admission import AdmissionBounds, Gate
 from keystage.router.batch_settings import BatchSettings
 from keystage.router.counters import StageMeter
+from keystage.router.device_turns import DeviceTurns
 from keystage.router.engine import Failure, ProgramRefusal, Refusal, TooLate
 from keystage.router.fleet import Fleet
 from keystage.router.owed_acks import OwedAcks
@@ -44,6 +44,9 @@ class ProgramCore:
         first_number: base of request numbers, unique to this incarnation.
         pipeline: the program's graph, and what is known of its modules' service times.
         settings: when and which batches start, and what becomes of turns that cannot be in time.
+
+    Raises:
+        ValueError: shares of a device are given to other modules than the program has.
     """
 
     def __init__(
@@ -67,7 +70,8 @@ class ProgramCore:
         self._routes = Routes(graph)
         self._settings = settings
         policies = [policy_of(settings.batching) for _ in graph.modules]
-        self._batches = TurnBatches(fleet, policies, priors_of(pipeline), self._routes)
+        turns = DeviceTurns(settings.shares([module.name for module in graph.modules]))
+        self._batches = TurnBatches(fleet, policies, priors_of(pipeline), self._routes, turns)
         self._calls: dict[int, Call] = {}
         self._turns: dict[int, Turn] = {}
         self._resting: dict[Parcel, int] = {}
@@ -138,6 +142,7 @@ class ProgramCore:
 
     def worker_lost(self, address: str, now_s: float) -> None:
         """A worker died (and is out of the fleet): what it ran, kept or had made starts over."""
+        self._batches.turns.forget(address)
         for living in self.fleet.workers:
             self._sends.append((living, api.Unroute([], [address])))
         for producer, slot in self._owed.died(address):

@@ -24,6 +24,7 @@ from keystage.batching.profile import LatencyProfile
 from keystage.batching.queue import RequestQueue
 from keystage.bundle.api import Pipeline
 from keystage.router.binding import DARK_S
+from keystage.router.device_turns import DeviceTurns, Offer
 from keystage.router.fleet import Fleet, Worker
 from keystage.router.service_times import bundled
 from keystage.router.turn_rounds import Rounds
@@ -47,6 +48,7 @@ class TurnBatches:
         policies: the batch policy of each module.
         priors: what is known of each module's service time before it is measured.
         routes: of the program.
+        turns: which module of a worker comes first.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class TurnBatches:
         policies: Sequence[BatchPolicy],
         priors: Sequence[LatencyProfile | None],
         routes: Routes,
+        turns: DeviceTurns,
     ) -> None:
         self._fleet = fleet
         self._policies = list(policies)
@@ -67,6 +70,7 @@ class TurnBatches:
         ]
         self._is_loop = [routes.is_loop(module.name) for module in modules]
         self._routes = routes
+        self.turns = turns
         self._fits = [ProfileFit(prior) for prior in priors]
         self._measured_s = [-math.inf] * len(modules)
         self.queues = [TurnQueue() for _ in policies]
@@ -141,7 +145,7 @@ class TurnBatches:
     def take(self, address: str, worker: Worker, now_s: float, *, opens: bool, entry: str) -> list[Turn]:
         """Takes the worker's next batch off its queue, none if nothing is to start now.
 
-        The module whose first turn has waited longest comes first: a loop never starves what feeds it.
+        Which module comes first is `DeviceTurns`' choice.
 
         Args:
             address: the worker.
@@ -150,18 +154,23 @@ class TurnBatches:
             opens: whether requests may enter the program now.
             entry: stream that they enter on.
         """
-        offers = []
-        for stage in worker.hello.stages:
-            turns = self._eligible(stage, address, worker, opens=opens, entry=entry)
-            if turns:
-                offers.append((min(turn.arrived_s for turn in turns), stage, turns))
-        for _, stage, turns in sorted(offers, key=lambda offer: offer[:2]):
-            batch = self._next(stage, turns, worker, now_s)
+        hosted = worker.hello.stages
+        eligible = {k: self._eligible(k, address, worker, opens=opens, entry=entry) for k in hosted}
+        offers = [self._offer(stage, turns, worker) for stage, turns in eligible.items() if turns]
+        for offer in self.turns.order(address, hosted, offers):
+            batch = self._next(offer.stage, eligible[offer.stage], worker, now_s)
             if batch:
                 for turn in batch:
-                    self.queues[stage].remove(turn)
+                    self.queues[offer.stage].remove(turn)
+                self.turns.taken(address, hosted, self._offer(offer.stage, batch, worker))
                 return batch
         return []
+
+    def _offer(self, stage: int, turns: Sequence[Turn], worker: Worker) -> Offer:
+        most = worker.hello.max_batch
+        profile = self._fits[stage].profile(most)
+        whole_s = UNKNOWN_S if profile is None else profile.latency_s(min(len(turns), most))
+        return Offer(stage, min(turn.arrived_s for turn in turns), whole_s)
 
     def _eligible(self, stage: int, address: str, worker: Worker, *, opens: bool, entry: str) -> list[Turn]:
         """Turns of a module that this worker may run together, in order; at most one of a request."""
