@@ -37,7 +37,7 @@ run: $(VENV)/.run $(if $(PACKAGE_$(MODEL)),$(VENV)/.model-$(MODEL)) ## The main 
 # A test that fails is run again, twice at most, and named as RERUN: thousands of tests with real processes on a
 # busy machine meet bounds of time. To see each failure as it is: RERUNS=0.
 test: $(VENV)/.dev ## All tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile --reruns $(RERUNS) $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --reruns $(RERUNS) -raR $(TESTS) $(ARGS)
 
 check: format types imports test ## The gate: format, lint, spelling, types, imports, tests
 

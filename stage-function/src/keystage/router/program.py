@@ -5,7 +5,7 @@ fetches it. Loops come back to the queue of the module that consumes their strea
 rounds batch together. `streams.flow` says what follows from outputs, `turn_batches` which batches there are.
 
 A request whose worker dies, with a turn, state or tensors of it, starts over under the next epoch. New
-requests enter only while what waits at producers is below a bound; those inside always go on.
+ones enter only while what waits at producers is below a bound.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class ProgramCore:
         first_number: base of request numbers, unique to this incarnation.
         pipeline: the program's graph, and what is known of its modules' service times.
         settings: when and which batches start, and what becomes of turns that cannot be in time.
-
-    Raises:
-        ValueError: shares of a device are given to other modules than the program has.
+            `batch_settings_of` has checked its shares.
     """
 
     def __init__(
