@@ -19,7 +19,7 @@ rules come on top; none has a constant fitted to a model.
    of the staggered size b*, that size is the t with t / l(t) = u b* / l(b*), at most b*. Heads that keep a
    batch below it are given up when it is sent, or fewer or more of them where the next batches can be
    foreseen (`lookahead`). Below capacity t is small and nothing is lost; far above it is b*, and the goodput
-   stays flat.
+   stays flat. Nobody is given up for batches that make a request less than `worth_ratio` cheaper than alone.
 
 Not to be done here: anything that needs another model's queue.
 """
@@ -110,6 +110,8 @@ class Deferred:
     ) -> int:
         """Gives up the heads that are in the way; the size of the batch then."""
         wanted = target_batch(around)
+        if profile.latency_s(1) * wanted <= profile.latency_s(wanted) * (1 + self.worth_ratio):
+            return size
         heads = heads_to_give_up(queue, profile, at_s, size, wanted)
         if heads is None:
             return target(queue, profile, at_s, wanted)
