@@ -229,6 +229,23 @@ def test_heads_are_given_up_when_the_batch_is_sent_not_before() -> None:
     assert SLO_S + gone[-1].arrived_s < RESNET.latency_s(13) <= queue.at(0).deadline_s
 
 
+def test_no_head_is_given_up_for_batches_that_hardly_help() -> None:
+    """Three at once take 2 % less of a replica than one after the other; one head is nearly due."""
+    made = around(65, 65 / (BERT.latency_s(3) / 3), BERT)
+    made.is_granted = True
+    queue = RequestQueue(made)
+    for number, deadline_s in enumerate((0.008, 0.04, 0.04, 0.04)):
+        queue.push(Request(number, 0, 0.0, deadline_s))
+    assert target_batch(made) > 1
+    found = Deferred().candidate(queue, BERT, 0.0, 0.0)
+    assert found is not None
+    assert found.size == 1
+    assert queue.take_given_up() == []
+    # Were it nothing that counts as too little, the head would go.
+    Deferred(worth_ratio=0.0).candidate(queue, BERT, 0.0, 0.0)
+    assert [gone.number for gone in queue.take_given_up()] == [0]
+
+
 def test_lookahead_keeps_the_heads_of_a_lull_and_gives_them_up_in_a_rush() -> None:
     lull, rush = around(2, 300), around(2, 1100)
     lull._pools[0].ends_s = rush._pools[0].ends_s = {0: 0.001}
