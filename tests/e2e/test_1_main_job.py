@@ -112,7 +112,7 @@ def test_the_load_generator_from_outside(
         "load generator from outside",
         {key: report["requests"][key] for key in ("sent", "served", "failed")},
     )
-    assert (tmp_path / "requests.csv").exists()
+    assert (tmp_path / "requests.jsonl").exists()
 
 
 def test_a_real_stage_starts_in_a_parked_pod(world: World, model: str) -> None:

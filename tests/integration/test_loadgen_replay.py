@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import io
 import json
 import socket
@@ -18,7 +17,7 @@ import pytest
 import uvicorn
 from rich.console import Console
 
-from keystage.loadgen import app, capacity, sender, table
+from keystage.loadgen import app, capacity, compare, requestlog, sender, table, validity
 from keystage.loadgen.monitor import Credentials
 from keystage.loadgen.options import LoadOptions
 from keystage.loadgen.starts import ReplicaStart
@@ -269,14 +268,54 @@ def test_report_files_and_stage_series(base_url: str, tmp_path: Path) -> None:
     assert "secret" not in json.dumps(saved)
     assert {sample["desired"] for sample in saved["samples"]} == {2, 3}
     assert [(line["stage"], line["queue_max"]) for line in saved["stages"]] == [(0, 3), (1, 2)]
-    with (tmp_path / "out" / "requests.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["scheduled_s"]) for row in rows] == [row.scheduled_s for row in report.rows]
+    assert (saved["version"], saved["plan"]["requests"]) == (2, 20)
+    rows, notes = requestlog.read(tmp_path / "out" / "requests.jsonl")
+    assert (rows, notes) == (report.rows, [])
+    assert "http://127.0.0.1" in (tmp_path / "out" / "report.html").read_text()
     for name in ("latency", "arrivals", "slo", "stages"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     out = io.StringIO()
     table.show(report, Console(file=out, width=120, markup=False))
     assert "served 20" in out.getvalue()
+
+
+def test_a_late_generator_is_told_by_table_report_and_exit_code(
+    base_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bound that no generator keeps."""
+    monkeypatch.setattr(validity, "LAG_SHARE", 0.0)
+    monkeypatch.setattr(validity, "LAG_FLOOR_S", 0.0)
+    assert app.load(options(f"{base_url}/function/ok", out=tmp_path)) == app.EXIT_INVALID == 3
+    shown = capsys.readouterr().out
+    assert "INVALID: send lag p99 is" in shown
+    assert "served 20, failed 0, p50" in shown
+    saved = json.loads((tmp_path / "report.json").read_bytes())
+    assert saved["valid"] is False
+    assert "above 0.0 ms" in saved["invalid_because"][0]
+    assert "Not valid." in (tmp_path / "report.html").read_text()
+    with pytest.raises(compare.CompareError, match="A is not valid"):
+        compare.compare(tmp_path, tmp_path)
+
+
+def test_two_runs_of_one_plan_can_be_compared(base_url: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        app.replay(options(f"{base_url}/function/ok", rate_rps=80.0, duration_s=1.0, out=tmp_path / name))
+    found = compare.compare(tmp_path / "a", tmp_path / "b", is_forced=True, block_s=0.05)
+    assert found.blocks.is_paired
+    assert found.requests == (80, 80)
+    lines = {line.metric: line for line in found.lines}
+    assert lines["latency_p99"].because == "80 requests, at least 1000"
+    assert lines["failure_share"].verdict == "no difference"
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_sent(
+    pipeline: Pipeline, base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    assert app.load(options(f"{base_url}/function/ok", out=taken / "out")) == app.EXIT_BAD_INPUT
+    assert f"--out {taken / 'out'} cannot be written" in capsys.readouterr().err
+    assert pipeline.arrived == 0
 
 
 def test_wrong_credentials_cost_the_desired_numbers_only(base_url: str) -> None:

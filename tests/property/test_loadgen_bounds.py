@@ -19,7 +19,7 @@ from keystage.loadgen.sse import EventParser, StreamTally
     bound=st.integers(2, 10**5),
 )
 def test_lengths_fit_the_model(context: int, generated: int, divisor: float, bound: int) -> None:
-    size = lengths.fit(context, generated, divisor, bound)
+    size = lengths.fitted([context], [generated], divisor=divisor, bound_tokens=bound)[0]
     assert size.prompt_tokens >= 1
     assert size.output_tokens >= 1
     assert size.prompt_tokens + size.output_tokens <= bound

@@ -41,12 +41,12 @@ def test_a_seed_gives_the_same_lengths_and_a_longer_run_begins_alike() -> None:
     ],
 )
 def test_clipping(context: int, generated: int, divisor: float, bound: int, expected: Length) -> None:
-    assert lengths.fit(context, generated, divisor, bound) == expected
+    assert lengths.fitted([context], [generated], divisor=divisor, bound_tokens=bound) == [expected]
 
 
 def test_rows_keep_prompt_and_answer_together() -> None:
-    rows = [trace.TraceRow(0.0, 320, 32), trace.TraceRow(1.0, 16, 160)]
-    assert lengths.of_rows(rows, divisor=16, bound_tokens=512) == [Length(20, 2), Length(1, 10)]
+    sizes = lengths.fitted([320, 16], [32, 160], divisor=16, bound_tokens=512)
+    assert sizes == [Length(20, 2), Length(1, 10)]
 
 
 def test_prompts_have_the_asked_words_and_differ() -> None:

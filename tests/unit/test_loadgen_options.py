@@ -10,7 +10,8 @@ import pytest
 
 from keystage.loadgen import app
 from keystage.loadgen.monitor import Credentials
-from keystage.loadgen.options import LoadOptions, OptionError, check
+from keystage.loadgen.option_checks import check
+from keystage.loadgen.options import LoadOptions, OptionError
 from keystage.loadgen.plan import plan
 from keystage.loadgen.target import Target, gateway_of
 
@@ -26,10 +27,11 @@ TRACE = HEADER + "".join(f"2023-11-16 18:17:{s:02d}.0000000,{160 * (s + 1)},32\n
         ({"rate_rps": None}, "--rate is needed"),
         ({"rate_rps": 0.0}, "--rate must be finite and above 0, got 0.0"),
         ({"rate_rps": math.nan}, "--rate must be"),
-        ({"rate_rps": 5000.0}, "--rate 5000 is above --max-rate 2000"),
+        ({"rate_rps": 5000.0, "max_rate_rps": 2000.0}, "--rate 5000 is above --max-rate 2000"),
         ({"duration_s": -1.0}, "--duration must"),
-        ({"rate_rps": 1000.0, "duration_s": 1e5}, "at most 1000000"),
-        ({"cv": -0.1}, "--cv must be finite and at least 0"),
+        ({"rate_rps": 1000.0, "duration_s": 1e5}, "100000000 requests, at most 20000000"),
+        ({"cv": -0.1}, "--cv must be in 0..100, got -0.1"),
+        ({"cv": 1e200}, "--cv must be in 0..100, got 1e+200"),
         ({"cv": 4.0, "trace": Path("t.csv")}, "--cv and --trace contradict"),
         ({"speed": 2.0}, "--speed replays a trace"),
         ({"speed": 2.0, "trace": Path("t.csv")}, "--speed and --rate contradict"),
@@ -43,6 +45,9 @@ TRACE = HEADER + "".join(f"2023-11-16 18:17:{s:02d}.0000000,{160 * (s + 1)},32\n
         ({"seed": -1}, "--seed must"),
         ({"timeout_s": 0.0}, "--timeout must"),
         ({"temperature": -1.0}, "--temperature must"),
+        ({"agents": ("http://h:1",)}, "--agent and --agent-secret-file belong together"),
+        ({"agents": ("h:1",), "agent_secret": Path("s")}, "--agent must be http(s)://host:port, got 'h:1'"),
+        ({"agents": ("http://h:1",) * 2, "agent_secret": Path("s")}, "--agent names one twice"),
     ],
 )
 def test_bad_flags_are_named(
@@ -84,15 +89,17 @@ def test_plans_of_a_trace(tmp_path: Path) -> None:
     path.write_text(TRACE)
     own = dataclasses.replace(GOOD, trace=path, rate_rps=None)
     target = app.target_of(GOOD)
-    assert plan(own, target).times_s == [0.0, 1.0, 3.0, 10.0]
-    assert plan(dataclasses.replace(own, duration_s=3.0), target).times_s == [0.0, 1.0, 3.0]
-    assert plan(dataclasses.replace(own, speed=2.0), target).times_s == [0.0, 0.5, 1.5, 5.0]
-    assert plan(dataclasses.replace(own, rate_rps=0.2), target).times_s == [0.0, 2.0, 6.0, 20.0]
+    assert plan(own, target).times_s.tolist() == [0.0, 1.0, 3.0, 10.0]
+    # Half open, as every window.
+    assert plan(dataclasses.replace(own, duration_s=3.0), target).times_s.tolist() == [0.0, 1.0]
+    assert plan(dataclasses.replace(own, duration_s=3.1), target).times_s.tolist() == [0.0, 1.0, 3.0]
+    assert plan(dataclasses.replace(own, speed=2.0), target).times_s.tolist() == [0.0, 0.5, 1.5, 5.0]
+    assert plan(dataclasses.replace(own, rate_rps=0.2), target).times_s.tolist() == [0.0, 2.0, 6.0, 20.0]
     cut = plan(dataclasses.replace(own, rate_rps=0.5, duration_s=6.0), target)
-    assert cut.times_s == [0.0, 2.0, 6.0]
+    assert cut.times_s.tolist() == [0.0, 2.0, 6.0]
     assert [length.prompt_tokens for length in cut.lengths] == [10, 20, 40]
     with pytest.raises(OptionError, match="above --max-rate"):
-        plan(dataclasses.replace(own, speed=1e5), target)
+        plan(dataclasses.replace(own, speed=1e5, max_rate_rps=2000.0), target)
 
 
 def test_targets() -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 import uvloop
 
+from keystage.bench.machine_use import used_s_of_all
 from keystage.bundle.api import emulated
 from keystage.bundle.store import write
 from keystage.loadgen.arrivals import synthetic
@@ -160,7 +160,7 @@ async def _observe(
     sending = asyncio.get_running_loop().run_in_executor(pool, _send, runs, urls, start_s)
     await asyncio.sleep(start_s - time.monotonic())
     watches = [_Watch(run, world) for run in runs]
-    used_s = -_used_s()
+    used_s = -used_s_of_all()
     at_s, last_s = start_s, start_s + max(run.duration_s for run in runs)
     while at_s < last_s:
         await asyncio.sleep(SAMPLE_S)
@@ -169,7 +169,7 @@ async def _observe(
         for watch in watches:
             watch.sample(now_s - at_s, lists.get(watch.run.name))
         at_s = now_s
-    used_s += _used_s()
+    used_s += used_s_of_all()
     sent = await sending
     return [
         dataclasses.replace(
@@ -232,21 +232,6 @@ def _key_stages(home: Path) -> dict[str, int]:
         return {}
     lists = msgspec.json.decode(path.read_bytes(), type=dict[str, list[dict[str, float]]])
     return {name: int(ranking[0]["stage"]) for name, ranking in lists.items() if ranking}
-
-
-def _used_s() -> float:
-    """Processor time of this process and all below it, ended children included."""
-    own = psutil.Process()
-    total = 0.0
-    for process in [own, *own.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue  # it ended while we looked; its parent counts it from now on
-        total += times.user + times.system
-        if process == own:
-            total += times.children_user + times.children_system
-    return total
 
 
 # ---------------------------------------------------------------- client process

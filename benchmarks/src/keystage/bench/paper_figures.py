@@ -22,8 +22,9 @@ COLOURS = {
     "inferline": "#009E73",
     "cocktail": "#CC79A7",
     "static": "#7F7F7F",
+    "off": "#000000",
 }
-MARKS = {"keystage": "o", "infless": "s", "inferline": "^", "cocktail": "D", "static": "x"}
+MARKS = {"keystage": "o", "infless": "s", "inferline": "^", "cocktail": "D", "static": "x", "off": "v"}
 _DPI = 130
 
 ByPolicy = Mapping[str, Sequence[Score]]
@@ -69,7 +70,7 @@ def draw_case_study(
         loads: the load of each panel, in words.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure, panels = _canvas(1, 3, 11.5, 3.3)
+    figure, panels = canvas(1, 3, 11.5, 3.3)
     wanted = (("CV of arrivals", cvs), ("waiting requests", queues), ("busy (%)", [100 * b for b in busy]))
     for axes, name, (label, values), load in zip(panels, ("2a", "2b", "3a"), wanted, loads, strict=True):
         bars = axes.bar(range(1, len(values) + 1), values, color=COLOURS["keystage"], width=0.65)
@@ -80,14 +81,14 @@ def draw_case_study(
 
 
 def _figure_6(by_policy: ByPolicy) -> Any:
-    figure, (mean, slo, p75, p99) = _canvas(2, 2, 11.0, 7.2)
+    figure, (mean, slo, p75, p99) = canvas(2, 2, 11.0, 7.2)
     _by_model(
         mean, by_policy, lambda s: s.mean_s / s.run.cell.of.exec_s, "6a: mean latency (execution times)"
     )
     for name, scores in by_policy.items():
         shares = 100 * np.mean([s.met_ratios for s in scores], axis=0)
         kept = [i for i, r in enumerate(SLO_RATIOS) if r <= 3]
-        _line(slo, name, [SLO_RATIOS[i] for i in kept], [shares[i] for i in kept])
+        line(slo, name, [SLO_RATIOS[i] for i in kept], [shares[i] for i in kept])
     slo.set(
         xlabel="objective (execution times)",
         ylabel="within it (%)",
@@ -106,7 +107,7 @@ def _relative(rank: int, score: Score) -> float:
 
 
 def _figure_7(by_policy: ByPolicy) -> Any:
-    figure, (latency, tokens) = _canvas(1, 2, 11.0, 3.8)
+    figure, (latency, tokens) = canvas(1, 2, 11.0, 3.8)
     _by_cv(latency, by_policy, lambda s: s.mean_s / s.run.cell.of.exec_s)
     latency.set(ylabel="execution times", title="7a: mean latency", yscale="log")
     _by_cv(tokens, by_policy, lambda s: goodput(s) / (s.run.cell.rate_rps * s.run.cell.of.tokens))
@@ -115,10 +116,10 @@ def _figure_7(by_policy: ByPolicy) -> Any:
 
 
 def _figure_8(by_policy: ByPolicy) -> Any:
-    figure, (quantiles, queue) = _canvas(1, 2, 11.0, 3.8)
+    figure, (quantiles, queue) = canvas(1, 2, 11.0, 3.8)
     for name, scores in by_policy.items():
         logs = np.log([np.array(s.percentiles_s) / s.run.cell.of.exec_s for s in scores])
-        _line(quantiles, name, list(PERCENTILES), np.exp(logs.mean(axis=0)).tolist())
+        line(quantiles, name, list(PERCENTILES), np.exp(logs.mean(axis=0)).tolist())
     quantiles.set(xlabel="percentile", ylabel="execution times", title="8a: latency, all CVs", yscale="log")
     quantiles.legend(fontsize=8)
     _by_cv(queue, by_policy, lambda s: max(1e-3, s.queue))
@@ -153,17 +154,19 @@ def _by_cv(axes: Any, by_policy: ByPolicy, value: Callable[[Score], float]) -> N
             float(np.exp(np.mean([np.log(max(1e-6, value(s))) for s in scores if s.run.cell.cv == cv])))
             for cv in cvs
         ]
-        _line(axes, name, list(range(len(cvs))), means)
+        line(axes, name, list(range(len(cvs))), means)
         axes.set_xticks(range(len(cvs)), [f"{cv:g}" for cv in cvs])
     axes.set(xlabel="CV of arrivals")
     axes.legend(fontsize=8)
 
 
-def _line(axes: Any, name: str, x: Sequence[float], y: Sequence[float]) -> None:
+def line(axes: Any, name: str, x: Sequence[float], y: Sequence[float]) -> None:
+    """Draws a policy's line in its colour and marks."""
     axes.plot(x, y, marker=MARKS.get(name, "."), color=COLOURS.get(name, "0.6"), label=name, linewidth=1.6)
 
 
-def _canvas(rows: int, columns: int, width_in: float, height_in: float) -> tuple[Any, list[Any]]:
+def canvas(rows: int, columns: int, width_in: float, height_in: float) -> tuple[Any, list[Any]]:
+    """A figure and its panels, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

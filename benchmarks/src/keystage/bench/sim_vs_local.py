@@ -20,7 +20,7 @@ import numpy as np
 
 from keystage.bench.burst import CV, FAST_S, SLOW_S, UTILISATION
 from keystage.bench.burst_lane import WARM_UP_GAP_S, WARM_UP_REQUESTS, Outcome, Run, measure
-from keystage.bench.frame import BenchResult, Figure
+from keystage.bench.frame import BenchError, BenchResult, Figure
 from keystage.controller.policy.settings import PolicySettings
 from keystage.controller.policy.steering import Keystage
 from keystage.simulator import api
@@ -88,7 +88,7 @@ class Pair:
         return sum(self.local.replicas), sum(self.replicas_by_stage)
 
 
-class NoAnswers(Exception):
+class NoAnswers(BenchError):
     """A local run in which no request was answered."""
 
 
@@ -102,7 +102,7 @@ def run(*, quick: bool = False) -> BenchResult:
         NoAnswers: see there.
     """
     seeds, duration_s = (1, DURATION_S / 3) if quick else (SEEDS, DURATION_S)
-    profile = _profile()
+    profile = measured_profile()
     pairs = [_pair(seed, duration_s, profile) for seed in range(seeds)]
     return result(pairs, profile)
 
@@ -196,8 +196,12 @@ def _averages(points: Sequence[StagePoint], duration_s: float) -> tuple[float, .
     return tuple(float(np.mean([p.ready + p.starting for p in within if p.function == n])) for n in names)
 
 
-def _profile() -> Profile:
-    """What hand-offs take, in an idle and in a full world of one replica each."""
+def measured_profile() -> Profile:
+    """What hand-offs take, in an idle and in a full world of one replica each; half a minute.
+
+    Raises:
+        NoAnswers: requests failed.
+    """
     one_each = (1,) * len(SERVICES_S)
     idle = Run(SLOW_STAGE, 0, SERVICES_S, IDLE_RPS, 0.0, IDLE_S, replicas=one_each)
     full = Run(SLOW_STAGE, 0, SERVICES_S, FULL_RPS, 0.0, FULL_S, replicas=one_each)

@@ -15,6 +15,7 @@ _NAMES = {
     "wire": "an activation to another node: ring, CURVE frame, tensor connection, raw TCP socket",
     "engine": "the stage engine beside transformers: tokens/s, latency; --cpu where there is a GPU, too",
     "router": "router and eight zero-time stages, beside a trivial FastAPI application",
+    "sender": "the load generator's sender: schedule accuracy and CPU, beside wrk, hey and locust",
     "gateway": "the gateway as a proxy at 4 KiB, beside nginx as one and a naive FastAPI proxy",
     "streams": "2,000 streaming answers at once through the gateway, beside direct ones; slow clients",
     "burst": "the controller under bursts, beside the best static allocation",
@@ -33,6 +34,9 @@ _NAMES = {
     "symphony": "Symphony 5.1-5.3 and 5.7 remade: goodput, fewest GPUs, SLOs and popularity, changing load",
     "neustream": "stream programs on emulated devices, beside Clockwork-like and prefill-first serving",
     "sim-vs-local": "the local world with emulated devices beside the simulator, same arrivals",
+    "e2e": "controller on, off and every rival on the real local platform, beside the simulator",
+    "mixed": "several pipelines on one pool under the Azure Functions trace, simulated and live",
+    "soak": "an hour of the trace at 10x through the real platform, 8 hours at 100x simulated: drift, leaks",
 }
 
 
@@ -50,7 +54,11 @@ def bench(
     cpu: Annotated[bool | None, typer.Option("--cpu", help="bench engine: on the CPU in any case")] = None,
     parts: Annotated[str | None, typer.Option(help="bench engine, GPUs: which parts, by commas")] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=1, help="bench engine, GPUs: nothing new is begun after so many")
+        float | None,
+        typer.Option(min=1, help="bench engine, GPUs: nothing begins after so many; soak: wall time, live"),
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(min=0.1, max=1000, help="bench soak: of the trace, live; 10 by default")
     ] = None,
     dry: Annotated[
         bool | None, typer.Option("--dry", help="bench engine: the GPUs' run, tiny and on the CPU")
@@ -72,7 +80,7 @@ def bench(
     options |= {option: value for option, value in (("full", full), ("out", out)) if option in known}
     for option, given in (
         ("mb", mb), ("gb", gb), ("device", device), ("cpu", cpu), ("parts", parts),
-        ("seconds", seconds), ("dry", dry),
+        ("seconds", seconds), ("speed", speed), ("dry", dry),
     ):  # fmt: skip
         if given is not None and option not in known:
             fail(f"bench {name} has no --{option}", 2)

@@ -16,13 +16,17 @@ import typer
 from keystage.cli import (
     async_calls,
     bench,
+    compare,
     doctor,
     keysmanager,
+    load,
+    load_agent,
     openfaas,
     pipelines,
     profile,
     program,
     simulate,
+    trace,
     train,
     world,
 )
@@ -37,7 +41,9 @@ app = typer.Typer(
 app.command(name="run")(world.run)
 app.command(name="up")(world.up)
 app.command(name="demo")(world.demo)
-app.command(name="load")(world.load)
+app.command(name="load")(load.load)
+app.command(name="load-agent")(load_agent.load_agent)
+app.command(name="compare")(compare.compare)
 app.command(name="split")(pipelines.split)
 app.command(name="stack")(pipelines.stack)
 app.command(name="emulate")(pipelines.emulate)
@@ -49,6 +55,7 @@ app.command(name="keysmanager")(keysmanager.keysmanager)
 app.command(name="cache")(keysmanager.cache)
 app.add_typer(async_calls.app, name="async")
 app.add_typer(program.app, name="program")
+app.add_typer(trace.app, name="trace")
 app.command(name="check-gateway")(openfaas.check_gateway)
 app.command(name="doctor")(doctor.doctor)
 

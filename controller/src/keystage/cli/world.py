@@ -1,4 +1,4 @@
-"""`keystage run`, `up`, `demo` and `load`: the local world, and traffic for it."""
+"""`keystage run`, `up` and `demo`: the local world, and traffic for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystage.cli.errors import fail
+from keystage.cli.load import BODIES_HELP, BYTES_HELP, MASK_HELP, TARGET_HELP, target_kind
 from keystage.cli.pipelines import MODEL_HELP, bundle_folder
 from keystage.cli.program import (
     ProgramOptions,
@@ -23,14 +24,9 @@ from keystage.local.traffic import traffic_of
 
 if TYPE_CHECKING:
     from keystage.loadgen.starts import ReplicaStart
-    from keystage.loadgen.target import TargetKind
 
 DEFAULT_MODEL = "smollm2"
-TARGET_HELP = "openai, embeddings, masks, transcriptions, images, function, bodies or raw"
-BODIES_HELP = "file with a JSON body a line, for target bodies"
 HANDLER_HELP = "folder of your own code, for stream programs that are not built in"
-MASK_HELP = "text that stands for a word to be found, for target masks"
-BYTES_HELP = "a token is a byte: the pipeline has no tokenizer"
 
 Home = Annotated[Path | None, typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)")]
 BATCHING_HELP = "single-pass: eager, timeout:MS, deferred or partial-slo (docs/batching.md)"
@@ -46,7 +42,7 @@ def run(
     model_option: Annotated[str, typer.Option("--model", help="the same as the argument")] = "",
     stages: Annotated[int, typer.Option(help="number of stages")] = 4,
     once: Annotated[bool, typer.Option("--once", help="end after the report")] = False,
-    trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
+    trace: Annotated[Path | None, typer.Option(help="trace to replay (docs/loadgen.md: kinds)")] = None,
     duration: Annotated[float, typer.Option(help="seconds of replay")] = 60.0,
     seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or emulated:alpha=..,beta=..")] = "cpu",
@@ -127,7 +123,7 @@ def up(
 def demo(
     gateway: Annotated[str, typer.Argument(help="gateway address")],
     pipeline: Annotated[str, typer.Argument(help="pipeline name")],
-    trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
+    trace: Annotated[Path | None, typer.Option(help="trace to replay (docs/loadgen.md: kinds)")] = None,
     duration: Annotated[float, typer.Option(help="seconds of replay")] = 60.0,
     seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 1,
     target: Annotated[str, typer.Option(help=TARGET_HELP)] = "openai",
@@ -164,7 +160,7 @@ def demo(
             trace,
             duration,
             seed,
-            target=_target_kind(target),
+            target=target_kind(target),
             context_tokens=context,
             byte_tokens=byte_tokens,
             mask=mask,
@@ -181,74 +177,12 @@ def demo(
     raise typer.Exit(1 if report.requests.failed or not report.requests.served else 0)
 
 
-def load(
-    url: Annotated[str, typer.Argument(help="http://GATEWAY/function/PIPELINE, or a router's address")],
-    target: Annotated[str, typer.Option(help=TARGET_HELP)] = "openai",
-    rate: Annotated[float | None, typer.Option(help="arrivals per second")] = None,
-    cv: Annotated[float | None, typer.Option(help="coefficient of variation of gamma arrivals")] = None,
-    duration: Annotated[float | None, typer.Option(help="seconds")] = None,
-    seed: Annotated[int, typer.Option(help="seed of everything drawn")] = 0,
-    trace: Annotated[Path | None, typer.Option(help="Azure LLM 2023 CSV to replay")] = None,
-    speed: Annotated[float | None, typer.Option(help="replay the trace this many times as fast")] = None,
-    scale_lengths: Annotated[float, typer.Option(help="divide the trace's token lengths by this")] = 16.0,
-    context: Annotated[int, typer.Option(help="token positions the model admits")] = 2048,
-    body_bytes: Annotated[int, typer.Option(help="body size for target raw")] = 4096,
-    byte_tokens: Annotated[bool, typer.Option("--byte-tokens", help=BYTES_HELP)] = False,
-    mask: Annotated[str, typer.Option(help=MASK_HELP)] = "[MASK]",
-    bodies: Annotated[Path | None, typer.Option(help=BODIES_HELP)] = None,
-    temperature: Annotated[float, typer.Option(help="sampling temperature")] = 0.0,
-    slo_ttft: Annotated[float | None, typer.Option(help="bound on TTFT (s)")] = None,
-    slo_tpot: Annotated[float | None, typer.Option(help="bound on TPOT (s)")] = None,
-    slo_latency: Annotated[float | None, typer.Option(help="bound on the whole answer (s)")] = None,
-    max_rate: Annotated[float, typer.Option(help="refuse faster schedules")] = 2000.0,
-    timeout: Annotated[float, typer.Option(help="a request fails after this long (s)")] = 300.0,
-    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("out"),
-) -> None:
-    """Replay open-loop traffic against a pipeline and report."""
-    from keystage.loadgen.app import load as run_load
-    from keystage.loadgen.options import LoadOptions
-
-    options = LoadOptions(
-        url=url,
-        target=_target_kind(target),
-        rate_rps=rate,
-        cv=cv,
-        duration_s=duration,
-        seed=seed,
-        trace=trace,
-        speed=speed,
-        scale_lengths=scale_lengths,
-        context_tokens=context,
-        body_bytes=body_bytes,
-        byte_tokens=byte_tokens,
-        mask=mask,
-        bodies=bodies,
-        temperature=temperature,
-        slo_ttft_s=slo_ttft,
-        slo_tpot_s=slo_tpot,
-        slo_latency_s=slo_latency,
-        max_rate_rps=max_rate,
-        timeout_s=timeout,
-        out=out,
-    )
-    raise typer.Exit(run_load(options))
-
-
-def _target_kind(name: str) -> TargetKind:
-    from keystage.loadgen.target import KINDS
-
-    found = next((kind for kind in KINDS if kind == name), None)
-    if found is None:
-        fail(f"--target must be one of {', '.join(KINDS)}, got {name!r}", 2)
-    return found
-
-
 def _check_trace(trace: Path) -> None:
     """A trace that cannot be read is found before anything is started."""
-    from keystage.loadgen.trace import TraceError, read
+    from keystage.loadgen.traces import TraceError, open_trace
 
     try:
-        for _ in read(trace):
+        for _ in open_trace(trace).blocks():
             pass
     except TraceError as error:
         fail(error, 2)

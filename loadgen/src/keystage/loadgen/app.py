@@ -1,34 +1,32 @@
 """The load generator's entries: `replay`, `load` (the command) and `demo` (what `make run` does).
 
-Ties the flow together: options -> plan -> sender beside monitor -> report -> table, JSON, plots.
+Ties the flow together: options -> plan -> `running` (sender beside monitor, report) -> table, JSON, plots.
 Nothing is measured here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import datetime as dt
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import aiohttp
 from rich.console import Console
 
-from keystage.loadgen import capacity, machine, measures, plots, report, table
+from keystage.loadgen import capacity, running, search, table
 from keystage.loadgen import plan as planning
-from keystage.loadgen.monitor import Credentials, Monitor, Watched
-from keystage.loadgen.options import LoadOptions, OptionError, check
-from keystage.loadgen.progress import following
+from keystage.loadgen.monitor import Credentials
+from keystage.loadgen.option_checks import check
+from keystage.loadgen.options import LoadOptions, OptionError
 from keystage.loadgen.report import Report
-from keystage.loadgen.sender import Row, client, send_all
+from keystage.loadgen.sender import Row, client
+from keystage.loadgen.sending.processes import SenderError
 from keystage.loadgen.starts import ReplicaStart
-from keystage.loadgen.target import Target, TargetKind, gateway_of
-from keystage.loadgen.trace import TraceError, read
+from keystage.loadgen.target import Target, TargetKind
+from keystage.loadgen.traces import TraceError, open_trace
 
 DEMO_CV = 4.0
 """Bursty: the CV NeuStream evaluates at. (The conversation trace has 1.09, the code trace 13.2.)"""
@@ -46,21 +44,12 @@ RECORDING_CLIENTS = 4
 CAPACITY_S = 12.0
 CAPACITY_MOST_S = 90.0
 
-SEND_LAG_WARNING_S = 0.1
 PLAIN_WIDTH = 120
 
 StartsSince: TypeAlias = Callable[[float], Sequence[ReplicaStart]]
 """Starts decided since a moment (Unix seconds)."""
 
-EXIT_OK, EXIT_NOTHING_SERVED, EXIT_BAD_INPUT = 0, 1, 2
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Before:
-    """What was measured on the idle system before the replay."""
-
-    unloaded: list[Row]
-    capacity: capacity.Capacity
+EXIT_OK, EXIT_NOTHING_SERVED, EXIT_BAD_INPUT, EXIT_INVALID, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def console() -> Console:
@@ -84,24 +73,60 @@ def replay(options: LoadOptions, out: Console | None = None) -> Report:
     """
     check(options)
     target = target_of(options)
-    plan = planning.plan(options, target)
-    return asyncio.run(_replay(options, target, plan, None, out))
+    if options.search_rate:
+        return _searched(options, target, out)
+    plan = None if options.closed_loop is not None else planning.plan(options, target)
+    return asyncio.run(running.run(options, target, plan, None, out))
+
+
+def _searched(options: LoadOptions, target: Target, out: Console | None) -> Report:
+    """Looks for the highest rate that meets the SLO; the report is that of the best window."""
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+
+    def measure(window: LoadOptions) -> Report:
+        plan = planning.plan(window, target)
+        return asyncio.run(running.run(dataclasses.replace(window, out=None), target, plan, None, None))
+
+    found, made = search.run(options, measure, out.print if out is not None else lambda _: None)
+    if options.out is not None:
+        search.write(found, options.out)
+        running.write(made, options.out)
+    return made
 
 
 def load(options: LoadOptions) -> int:
     """The command `keystage load`: replays, prints the report, and returns the exit code.
 
-    0 if anything was served (failures are in the report), 1 if nothing was, 2 for bad input.
+    0 if anything was served (failures are in the report), 1 if nothing was or the report could not be
+    written, 2 for bad input, 3 if the run is no measurement (`validity`; the report is written all the same),
+    130 after Ctrl-C (what was measured until then is written, and marked as no measurement).
     """
     out = console()
     try:
         made = replay(options, out)
     except (OptionError, TraceError) as error:
-        Console(stderr=True, markup=False, highlight=False).print(f"error: {error}")
+        _complain(f"{error}")
         return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return EXIT_INTERRUPTED
+    except SenderError as error:
+        _complain(f"nothing was sent: {error}")
+        return EXIT_NOTHING_SERVED
+    except OSError as error:
+        _complain(f"--out {options.out}: {error}")
+        return EXIT_NOTHING_SERVED
     table.show(made, out)
     _tell_files(options, out)
-    return EXIT_OK if made.requests.served else EXIT_NOTHING_SERVED
+    if not made.requests.served:
+        return EXIT_NOTHING_SERVED
+    return EXIT_OK if made.valid else EXIT_INVALID
+
+
+def _complain(told: str) -> None:
+    """One line, whatever the width: it is read in logs too."""
+    Console(stderr=True, markup=False, highlight=False).print(f"error: {told}", soft_wrap=True)
 
 
 def demo(
@@ -129,7 +154,7 @@ def demo(
     Args:
         gateway_url: address of the gateway.
         pipeline: name of the pipeline.
-        trace: Azure LLM 2023 CSV, or None.
+        trace: of any kind in `traces.KINDS`, or None.
         duration_s: length of the replay; longer where the rate gives fewer than 40 requests.
         seed: seed of everything drawn.
         target: what kind of requests the pipeline serves.
@@ -164,7 +189,7 @@ def demo(
     )
     check(options)
     if trace is not None:
-        for _ in read(trace):
+        for _ in open_trace(trace).blocks():
             pass
     made = asyncio.run(_demo(options, target_of(options), shown, list(notes), starts))
     table.show(made, shown)
@@ -224,10 +249,10 @@ async def _demo(
     plan = planning.plan(options, target)
     shown.print(f"replaying {len(plan.times_s)} requests over {plan.duration_s:.0f} s: {plan.source}")
     told = (lambda: starts(begun_s)) if starts is not None else list
-    return await _replay(options, target, plan, before, shown, notes, told)
+    return await running.run(options, target, plan, before, shown, notes, told)
 
 
-async def _measure_idle(options: LoadOptions, target: Target, shown: Console) -> _Before:
+async def _measure_idle(options: LoadOptions, target: Target, shown: Console) -> running.Before:
     """Unloaded latency and capacity, with token lengths of another seed than the replay's."""
     count = 256
     sizes = planning.drawn_sizes(options, target, count, options.seed + 1)
@@ -242,7 +267,7 @@ async def _measure_idle(options: LoadOptions, target: Target, shown: Console) ->
         )
     tokens = f", {able.output_tokens_per_s:.0f} tokens/s" if able.output_tokens_per_s else ""
     shown.print(f"capacity {able.requests_per_s:.2f} requests/s{tokens}")
-    return _Before(alone, able)
+    return running.Before(alone, able)
 
 
 def _closed_loop(target: Target, alone: list[Row]) -> tuple[int, float]:
@@ -252,98 +277,6 @@ def _closed_loop(target: Target, alone: list[Row]) -> tuple[int, float]:
         return clients, CAPACITY_S
     typical_s = statistics.median(row.last_s - row.sent_s for row in alone)
     return clients, min(max(CAPACITY_S, 2 * clients * typical_s), CAPACITY_MOST_S)
-
-
-async def _replay(
-    options: LoadOptions,
-    target: Target,
-    plan: planning.Plan,
-    before: _Before | None,
-    shown: Console | None,
-    notes: list[str] | None = None,
-    starts: Callable[[], Sequence[ReplicaStart]] = list,
-) -> Report:
-    started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    async with client(options.timeout_s) as session:
-        start_s = time.monotonic() + 0.05
-        monitor = Monitor(_watched(options, target), start_s)
-        watching = asyncio.create_task(monitor.run())
-        try:
-            rows = await _send(session, target, plan, start_s, shown)
-        finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
-    slo = _slo(options, before, target)
-    facts = await asyncio.to_thread(machine.facts)
-    made = report.assemble(
-        plan,
-        rows,
-        report.Measured(
-            started_at=started_at,
-            url=target.url,
-            target=target.kind,
-            streaming=target.is_streaming,
-            seed=options.seed,
-            slo=slo,
-            series=monitor.series,
-            watching=report.Watching(monitor.polls, monitor.missed, monitor.last_error),
-            machine=facts,
-            starts=await asyncio.to_thread(starts),
-            unloaded=[] if before is None else before.unloaded,
-            capacity=None if before is None else before.capacity,
-            notes=[*(notes or []), *_warnings(rows, monitor)],
-        ),
-    )
-    if options.out is not None:
-        report.write(made, options.out)
-        plots.draw(made, options.out)
-    return made
-
-
-async def _send(
-    session: aiohttp.ClientSession,
-    target: Target,
-    plan: planning.Plan,
-    start_s: float,
-    shown: Console | None,
-) -> list[Row]:
-    if shown is None:
-        return await send_all(session, target, plan.times_s, plan.bodies, start_s=start_s)
-    with following(shown, len(plan.times_s), "replay") as ended:
-        return await send_all(session, target, plan.times_s, plan.bodies, start_s=start_s, ended=ended)
-
-
-def _watched(options: LoadOptions, target: Target) -> Watched:
-    """The list of functions needs credentials; without them only the router is watched."""
-    at = gateway_of(target.base_url)
-    if at is None or options.credentials is None:
-        return Watched(target.stats_url)
-    gateway, pipeline = at
-    return Watched(target.stats_url, f"{gateway}/system/functions", pipeline, options.credentials)
-
-
-def _slo(options: LoadOptions, before: _Before | None, target: Target) -> measures.Slo:
-    given = measures.Slo(options.slo_ttft_s, options.slo_tpot_s, options.slo_latency_s)
-    if given.is_set or before is None:
-        return given
-    return measures.derived_slo(before.unloaded, streaming=target.is_streaming)
-
-
-def _warnings(rows: list[Row], monitor: Monitor) -> list[str]:
-    """What makes the figures less than they seem."""
-    found = []
-    lag_s = measures.lags(rows).p99
-    if lag_s is not None and lag_s > SEND_LAG_WARNING_S:
-        found.append(
-            f"send lag p99 is {1000 * lag_s:.0f} ms: the generator itself was late, "
-            "for the machine was too busy or the rate too high"
-        )
-    if monitor.last_error:
-        found.append(
-            f"watching: {monitor.missed} of {monitor.polls} readings missed; last: {monitor.last_error}"
-        )
-    return found
 
 
 def _tell_files(options: LoadOptions, shown: Console) -> None:

@@ -7,15 +7,14 @@ fully without a queue that grows. Its latencies are not reported as the system's
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Sequence
 
 import aiohttp
 
+from keystage.loadgen import closed_loop
 from keystage.loadgen.sender import Row, send
 from keystage.loadgen.target import Target
 
@@ -83,22 +82,12 @@ async def capacity(
         TargetError: if nothing was completed in the window.
     """
     start_s = time.monotonic()
-    begin_s = duration_s / 4
-    endless = itertools.cycle(bodies)
-    rows: list[Row] = []
 
-    async def work() -> None:
-        while (now_s := time.monotonic() - start_s) < duration_s:
-            row = Row(len(rows), now_s)
-            rows.append(row)
-            await send(session, target, row, next(endless), start_s)
-            if row.error:
-                await asyncio.sleep(min(0.1, duration_s / 20))
+    async def ask(row: Row, body: bytes) -> None:
+        await send(session, target, row, body, start_s)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
-    return _throughput(rows, target, concurrency, begin_s, duration_s)
+    rows = await closed_loop.run(ask, bodies, clients=concurrency, duration_s=duration_s, start_s=start_s)
+    return _throughput(rows, target, concurrency, duration_s / 4, duration_s)
 
 
 def _throughput(

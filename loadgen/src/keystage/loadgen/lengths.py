@@ -11,13 +11,17 @@ they correlate by -0.11 only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 
 from keystage.loadgen import arrivals, trace
 
 _LENGTH_STREAM = 2
+_CHUNK = 1 << 20
+_MOST_TOKENS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,40 +39,99 @@ class Length:
     clipped: bool = False
 
 
-def fit(context_tokens: float, generated_tokens: float, divisor: float, bound_tokens: int) -> Length:
-    """Scales one pair down and clips it so that prompt + answer <= bound_tokens.
+class Lengths(Sequence[Length]):
+    """Lengths kept as columns, 9 bytes each: a `Length` is made where one is asked for.
+
+    Attributes:
+        prompt: asked prompt tokens, shape (n,).
+        output: asked answer tokens, shape (n,).
+        clipped: whether each was cut to fit, shape (n,).
+    """
+
+    def __init__(
+        self, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32], clipped: npt.NDArray[np.bool_]
+    ) -> None:
+        self.prompt, self.output, self.clipped = prompt, output, clipped
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    @overload
+    def __getitem__(self, index: int) -> Length: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Lengths: ...
+
+    def __getitem__(self, index: int | slice) -> Length | Lengths:
+        if isinstance(index, slice):
+            return Lengths(self.prompt[index], self.output[index], self.clipped[index])
+        return Length(int(self.prompt[index]), int(self.output[index]), bool(self.clipped[index]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # compared by what it holds
+
+
+def same(length: Length, count: int) -> Lengths:
+    """One length, `count` times."""
+    return Lengths(
+        np.full(count, length.prompt_tokens, np.int32),
+        np.full(count, length.output_tokens, np.int32),
+        np.full(count, length.clipped, np.bool_),
+    )
+
+
+def fitted(
+    context_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike, *, divisor: float, bound_tokens: int
+) -> Lengths:
+    """Scales pairs of tokens down and clips them so that prompt + answer <= bound_tokens.
 
     The answer is clipped to half the bound first, then the prompt to the rest: an answer that is
     long keeps its length as far as the model allows.
 
     Args:
-        context_tokens: prompt tokens in the trace.
-        generated_tokens: answer tokens in the trace.
+        context_tokens: prompt tokens in the trace, shape (n,).
+        generated_tokens: answer tokens in the trace, shape (n,).
         divisor: both are divided by it and rounded, at least 1.
         bound_tokens: tokens the model's context holds, at least 2.
     """
-    prompt = max(round(context_tokens / divisor), 1)
-    output = max(round(generated_tokens / divisor), 1)
-    fitted_output = min(output, max(bound_tokens // 2, 1))
-    fitted_prompt = min(prompt, max(bound_tokens - fitted_output, 1))
-    return Length(fitted_prompt, fitted_output, (fitted_prompt, fitted_output) != (prompt, output))
+    prompt, output = (
+        np.clip(np.rint(np.asarray(column, np.float64) / divisor), 1, _MOST_TOKENS)
+        for column in (context_tokens, generated_tokens)
+    )
+    fitted_output = np.minimum(output, max(bound_tokens // 2, 1))
+    fitted_prompt = np.minimum(prompt, np.maximum(bound_tokens - fitted_output, 1))
+    clipped = (fitted_prompt != prompt) | (fitted_output != output)
+    return Lengths(fitted_prompt.astype(np.int32), fitted_output.astype(np.int32), clipped)
 
 
-def drawn(count: int, *, seed: int, divisor: float, bound_tokens: int) -> list[Length]:
+def drawn(count: int, *, seed: int, divisor: float, bound_tokens: int) -> Lengths:
     """Draws lengths from the conversation trace's quantiles.
 
     Args:
         count: how many.
         seed: seed; arrivals of the same seed are drawn from another stream.
-        divisor: see `fit`.
-        bound_tokens: see `fit`.
+        divisor: see `fitted`.
+        bound_tokens: see `fitted`.
     """
-    uniform = arrivals.stream(seed, _LENGTH_STREAM).uniform(size=(count, 2))
-    context = np.interp(uniform[:, 0], trace.QUANTILE_PROBABILITIES, trace.AZURE_CONV_CONTEXT_TOKENS)
-    generated = np.interp(uniform[:, 1], trace.QUANTILE_PROBABILITIES, trace.AZURE_CONV_GENERATED_TOKENS)
-    return [fit(float(c), float(g), divisor, bound_tokens) for c, g in zip(context, generated, strict=True)]
+    source = arrivals.stream(seed, _LENGTH_STREAM)
+    parts = []
+    for begin in range(0, count, _CHUNK) if count else [0]:
+        uniform = source.uniform(size=(min(_CHUNK, count - begin), 2))
+        context = np.interp(uniform[:, 0], trace.QUANTILE_PROBABILITIES, trace.AZURE_CONV_CONTEXT_TOKENS)
+        generated = np.interp(uniform[:, 1], trace.QUANTILE_PROBABILITIES, trace.AZURE_CONV_GENERATED_TOKENS)
+        parts.append(fitted(context, generated, divisor=divisor, bound_tokens=bound_tokens))
+    return _joined(parts)
 
 
-def of_rows(rows: Iterable[trace.TraceRow], *, divisor: float, bound_tokens: int) -> list[Length]:
-    """Takes lengths from a trace's rows, prompt and answer of one row together."""
-    return [fit(row.context_tokens, row.generated_tokens, divisor, bound_tokens) for row in rows]
+def _joined(parts: Sequence[Lengths]) -> Lengths:
+    if len(parts) == 1:
+        return parts[0]
+    return Lengths(
+        np.concatenate([part.prompt for part in parts]),
+        np.concatenate([part.output for part in parts]),
+        np.concatenate([part.clipped for part in parts]),
+    )

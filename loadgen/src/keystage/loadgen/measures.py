@@ -35,6 +35,7 @@ class Percentiles:
         p90: as p50.
         p95: as p50.
         p99: as p50.
+        p999: as p50, of 99.9 %.
         mean: over served requests, None if there are none.
         max: over served requests, None if there are none.
     """
@@ -45,6 +46,7 @@ class Percentiles:
     p90: float | None
     p95: float | None
     p99: float | None
+    p999: float | None
     mean: float | None
     max: float | None
 
@@ -106,7 +108,7 @@ def tpot_s(row: Row) -> float | None:
 
 
 def percentiles(values: Iterable[float], failed: int = 0) -> Percentiles:
-    """Nearest-rank percentiles of served values and `failed` infinite ones."""
+    """Nearest-rank percentiles of served values and `failed` infinite ones, exact: all values are sorted."""
     ordered = sorted(values)
     count = len(ordered) + failed
 
@@ -121,6 +123,7 @@ def percentiles(values: Iterable[float], failed: int = 0) -> Percentiles:
         p90=rank(0.90),
         p95=rank(0.95),
         p99=rank(0.99),
+        p999=rank(0.999),
         mean=sum(ordered) / len(ordered) if ordered else None,
         max=ordered[-1] if ordered else None,
     )

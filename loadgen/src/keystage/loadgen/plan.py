@@ -1,48 +1,97 @@
-"""From options to a schedule: when each request is sent, and with which body.
+"""From options to a schedule: when each request is sent, where to, and with which body.
 
-Comes after `options`, uses `trace`, `arrivals`, `lengths` and `target`, and hands `sender` a
-complete list, so that nothing is computed while requests are being sent. Reads the trace file and
-does no other IO.
+Comes after `options`, uses `arrivals_process`, `plan_trace`, `lengths` and `target`, and hands the
+sender a complete schedule, whatever the target's speed. Reads the trace file and does no other IO.
+
+Memory: a planned request takes 21 bytes (time 8, lengths 9, target 4): 420 MB for the most there may
+be, 20,000,000. Bodies are made when they are asked for, from the seed and the request's index, and are
+not kept.
 """
 
 from __future__ import annotations
 
+import array
 import dataclasses
-import itertools
-from pathlib import Path
+from collections.abc import Sequence
+from typing import overload
 
-from keystage.loadgen import arrivals, lengths, trace
-from keystage.loadgen.options import (
-    DEFAULT_CV,
-    DEFAULT_DURATION_S,
-    MAX_REQUESTS,
-    LoadOptions,
-    OptionError,
-)
+from keystage.loadgen import lengths, plan_trace
+from keystage.loadgen.arrivals import ArrivalError, Floats
+from keystage.loadgen.arrivals_files import with_files
+from keystage.loadgen.arrivals_process import Process, gamma
+from keystage.loadgen.arrivals_spec import resolved
+from keystage.loadgen.options import DEFAULT_CV, DEFAULT_DURATION_S, LoadOptions, OptionError
 from keystage.loadgen.target import Target
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+class Bodies(Sequence[bytes]):
+    """Request bodies, made one at a time: the same index gives the same body. Slices are made as lazily."""
+
+    __slots__ = ("_indices", "_seed", "_sizes", "_target")
+
+    def __init__(
+        self, target: Target, sizes: Sequence[lengths.Length], seed: int, indices: range | None = None
+    ) -> None:
+        """Bodies of a run.
+
+        Args:
+            target: writes them.
+            sizes: length of each request of the run; begun again where there are more requests.
+            seed: of the run.
+            indices: which requests; as many as sizes if None.
+        """
+        self._target, self._sizes, self._seed = target, sizes, seed
+        self._indices = range(len(sizes)) if indices is None else indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Bodies: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | Bodies:
+        if isinstance(index, slice):
+            return Bodies(self._target, self._sizes, self._seed, self._indices[index])
+        place = self._indices[index]
+        return self._target.body(self._sizes[place % len(self._sizes)], self._seed, place)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A schedule.
+    """A schedule of n requests.
 
     Attributes:
-        times_s: send times, ascending.
+        times_s: send times, ascending, float64, shape (n,).
         lengths: asked token lengths, one per request.
         bodies: request bodies, one per request.
         duration_s: length of the schedule.
         asked_rate_rps: what was asked for; None for a trace at its own speed.
-        asked_cv: what was asked for; None for a trace.
+        asked_cv: what was asked for; None where that is not one number (a trace, a sum, a profile).
         source: where arrivals and lengths come from, in words.
+        addresses: base addresses of the pipelines, as `Target.base_url`; empty for the target's own.
+        targets: index into addresses, one per request.
+        notes: what the reader of the report must know of it.
     """
 
-    times_s: list[float]
-    lengths: list[lengths.Length]
-    bodies: list[bytes]
+    times_s: Floats
+    lengths: Sequence[lengths.Length]
+    bodies: Sequence[bytes]
     duration_s: float
     asked_rate_rps: float | None
     asked_cv: float | None
     source: str
+    addresses: tuple[str, ...] = ()
+    targets: Sequence[int] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Every request goes to address 0 where nothing else is said."""
+        if not self.targets:
+            object.__setattr__(self, "targets", array.array("i", bytes(4 * len(self.times_s))))
+        assert len(self.times_s) == len(self.lengths) == len(self.bodies) == len(self.targets)
 
 
 def plan(options: LoadOptions, target: Target) -> Plan:
@@ -56,10 +105,11 @@ def plan(options: LoadOptions, target: Target) -> Plan:
         made = (
             _synthetic(options, target)
             if options.trace is None
-            else _replayed(options, options.trace, target)
+            else _replayed(options, plan_trace.replayed(options, options.trace, target), target)
         )
-    except arrivals.ArrivalError as error:
-        raise OptionError(str(error)) from error
+    except ArrivalError as error:
+        flag = "" if options.arrivals is None else "--arrivals "
+        raise OptionError(f"{flag}{error}") from error
     rate_rps = len(made.times_s) / made.duration_s if made.duration_s > 0 else 0.0
     if rate_rps > options.max_rate_rps:
         raise OptionError(
@@ -68,65 +118,72 @@ def plan(options: LoadOptions, target: Target) -> Plan:
     return made
 
 
-def _bodies(target: Target, sizes: list[lengths.Length], seed: int) -> list[bytes]:
-    return [target.body(length, seed, index) for index, length in enumerate(sizes)]
-
-
-def drawn_sizes(options: LoadOptions, target: Target, count: int, seed: int) -> list[lengths.Length]:
+def drawn_sizes(options: LoadOptions, target: Target, count: int, seed: int) -> Sequence[lengths.Length]:
     """Token lengths of requests without a trace; where requests have none, the least ones stand for them."""
     if not target.has_lengths:
-        return [lengths.Length(1, 1)] * count
+        return lengths.same(lengths.Length(1, 1), count)
     return lengths.drawn(count, seed=seed, divisor=options.scale_lengths, bound_tokens=options.context_tokens)
 
 
+def process_of(options: LoadOptions) -> Process:
+    """The arrival process of `--arrivals`, or of `--cv`, with its files read.
+
+    Raises:
+        ArrivalError: a specification or file that cannot be used.
+    """
+    if options.arrivals is None:
+        return gamma(DEFAULT_CV if options.cv is None else options.cv)
+    return with_files(resolved(options.arrivals, options.rate_rps, is_search=options.search_rate))
+
+
 def _synthetic(options: LoadOptions, target: Target) -> Plan:
-    if options.rate_rps is None:
+    if options.rate_rps is None and options.arrivals is None:
         raise OptionError("--rate is needed without --trace")
-    cv = DEFAULT_CV if options.cv is None else options.cv
-    duration_s = options.duration_s or DEFAULT_DURATION_S
-    times = arrivals.synthetic(options.rate_rps, cv, duration_s, options.seed)
+    process = process_of(options)
+    duration_s = options.duration_s or process.own_duration_s(options.rate_rps) or DEFAULT_DURATION_S
+    times = process.times(options.rate_rps, duration_s, options.seed)
     sizes = drawn_sizes(options, target, len(times), options.seed)
-    kind = {0.0: "constant spacing", 1.0: "Poisson arrivals"}.get(cv, f"gamma arrivals of CV {cv:g}")
     if target.has_lengths:
-        source = f"{kind}; token lengths of the Azure LLM 2023 conversation trace / {options.scale_lengths:g}"
+        sized = f"token lengths of the Azure LLM 2023 conversation trace / {options.scale_lengths:g}"
     else:
-        source = f"{kind}; {target.sends}"
-    bodies = _bodies(target, sizes, options.seed)
-    return Plan(times.tolist(), sizes, bodies, duration_s, options.rate_rps, cv, source)
+        sized = target.sends
+    return Plan(
+        times,
+        sizes,
+        Bodies(target, sizes, options.seed),
+        duration_s,
+        process.asked_rate_rps(options.rate_rps, duration_s),
+        process.cv,
+        f"{process.description}; {sized}",
+        (target.base_url,),
+        notes=process.early_ends(options.rate_rps, duration_s),
+    )
 
 
-def _replayed(options: LoadOptions, path: Path, target: Target) -> Plan:
-    rows = _wanted(options, path)
-    offsets = [row.at_s for row in rows]
-    if options.rate_rps is not None:
-        times = arrivals.at_rate(offsets, options.rate_rps, options.duration_s)
-        how = f"rescaled to {options.rate_rps:g}/s"
-        duration_s = len(times) / options.rate_rps
+def _replayed(options: LoadOptions, taken: plan_trace.Replayed, target: Target) -> Plan:
+    sizes: Sequence[lengths.Length]
+    sized = f"token lengths / {options.scale_lengths:g}"
+    if not target.has_lengths:
+        sizes, sized = lengths.same(lengths.Length(1, 1), len(taken.times_s)), target.sends
+    elif taken.context_tokens is None or taken.generated_tokens is None:
+        sizes = drawn_sizes(options, target, len(taken.times_s), options.seed)
+        sized = f"token lengths of the Azure LLM 2023 conversation trace / {options.scale_lengths:g}"
     else:
-        speed = options.speed or 1.0
-        times = arrivals.at_speed(offsets, speed, options.duration_s)
-        how = f"at {speed:g}x speed"
-        duration_s = float(times[-1]) if options.duration_s is None else options.duration_s
-    sizes = [lengths.Length(1, 1)] * len(times)
-    if target.has_lengths:
-        sizes = lengths.of_rows(
-            rows[: len(times)], divisor=options.scale_lengths, bound_tokens=options.context_tokens
+        sizes = lengths.fitted(
+            taken.context_tokens,
+            taken.generated_tokens,
+            divisor=options.scale_lengths,
+            bound_tokens=options.context_tokens,
         )
-    sizes_from = f"token lengths / {options.scale_lengths:g}" if target.has_lengths else target.sends
-    source = f"trace {path.name}, first {len(times)} rows {how}; {sizes_from}"
-    bodies = _bodies(target, sizes, options.seed)
-    return Plan(times.tolist(), sizes, bodies, duration_s, options.rate_rps, None, source)
-
-
-def _wanted(options: LoadOptions, path: Path) -> list[trace.TraceRow]:
-    """Reads no more of the file than the schedule needs, and refuses what memory would not hold."""
-    rows = trace.read(path)
-    if options.duration_s is not None and options.rate_rps is not None:
-        rows = itertools.islice(rows, max(round(options.rate_rps * options.duration_s), 1))
-    elif options.duration_s is not None:
-        end_s = options.duration_s * (options.speed or 1.0)
-        rows = itertools.takewhile(lambda row: row.at_s <= end_s, rows)
-    kept = list(itertools.islice(rows, MAX_REQUESTS + 1))
-    if len(kept) > MAX_REQUESTS:
-        raise OptionError(f"--trace {path}: more than {MAX_REQUESTS} requests; bound the run with --duration")
-    return kept
+    return Plan(
+        taken.times_s,
+        sizes,
+        Bodies(target, sizes, options.seed),
+        taken.duration_s,
+        options.rate_rps,
+        None,
+        f"{taken.source}; {sized}",
+        taken.addresses,
+        taken.targets,
+        taken.notes,
+    )

@@ -6,19 +6,23 @@ it is slow to load, and used without pyplot, so that no global state or display 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keystage.loadgen import measures
+from keystage.loadgen import curves, measures
 from keystage.loadgen.report import Report
 from keystage.loadgen.series import WINDOW_S, StageSample
 
 # Okabe and Ito's palette: told apart with colour-blind eyes and in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 _DPI = 130
+
+MOST_POINTS = 20_000
+"""Beyond it a point a request takes long to draw and hides the others: percentiles over time are drawn."""
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
@@ -68,19 +72,13 @@ def _scaled(bound_s: float | None) -> float | None:
 
 
 def _cdf(axes: Any, label: str, values: Sequence[float], bound: float | None, failed: int) -> None:
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    share = 100 * np.arange(1, len(ordered) + 1) / max(len(ordered) + failed, 1)
+    thinned = curves.cdf(values, failed)
+    ordered, share = np.array(thinned.values), 100 * np.array(thinned.share)
     axes.step(ordered, share, where="post", color=COLOURS[0], linewidth=1.8)
-    for rank, style in ((50, ":"), (99, "--")):
-        reached = np.searchsorted(share, rank)
-        if reached < len(ordered):
-            axes.axvline(
-                ordered[reached],
-                color="0.45",
-                linestyle=style,
-                linewidth=1,
-                label=f"p{rank} {ordered[reached]:.3g}",
-            )
+    known = measures.percentiles(values, failed)
+    for rank, reached, style in ((50, known.p50, ":"), (99, known.p99, "--")):
+        if reached is not None:
+            axes.axvline(reached, color="0.45", linestyle=style, linewidth=1, label=f"p{rank} {reached:.3g}")
     if bound is not None:
         axes.axvline(bound, color=COLOURS[1], linewidth=1.4, label=f"SLO 1x {bound:.3g}")
     axes.set(xlabel=label, ylabel="requests (%)", ylim=(0, 101))
@@ -97,11 +95,39 @@ def arrivals(report: Report) -> Any:
     edges = np.arange(0, end_s + width_s, width_s)
     sent.hist([row.sent_s for row in report.rows], bins=edges.tolist(), color=COLOURS[5], label="sent")
     cv = report.arrivals.achieved_cv
-    shown = "" if cv is None else f", CV {cv:.2f}"
+    shown = f", CV {cv:.2f}" if cv is not None and report.arrivals.cv_claimed else ""
     sent.set(
         ylabel=f"requests per {width_s} s",
         title=f"Arrivals: {report.arrivals.achieved_rate_rps:.2f}/s{shown}",
     )
+    if len(report.rows) > MOST_POINTS:
+        _over_time(answered, report)
+    else:
+        _single(answered, report)
+    answered.set(xlabel="scheduled time (s)", ylabel="time from schedule (s)", xlim=(0, end_s))
+    answered.set_ylim(bottom=0)
+    answered.legend(loc="upper right", fontsize=8)
+    return figure
+
+
+def _over_time(axes: Any, report: Report) -> None:
+    """Percentiles of the whole answer in stretches of the run, and where requests failed."""
+    spans = curves.spans(report.rows, report.makespan_s)
+    middles = [(span.from_s + span.to_s) / 2 for span in spans]
+    lines = (
+        ("largest", COLOURS[5], [span.max_s for span in spans]),
+        ("p99", COLOURS[4], [span.p99_s for span in spans]),
+        ("median", COLOURS[0], [span.median_s for span in spans]),
+    )
+    for label, colour, values in lines:
+        axes.plot(middles, [math.nan if v is None else v for v in values], color=colour, label=label)
+    lost = [middle for middle, span in zip(middles, spans, strict=True) if span.failed]
+    if lost:
+        axes.scatter(lost, [0.0] * len(lost), s=28, color=COLOURS[1], marker="x", label="failed")
+
+
+def _single(answered: Any, report: Report) -> None:
+    """A point a request."""
     served = [row for row in report.rows if row.is_served]
     times = [row.scheduled_s for row in served]
     answered.scatter(
@@ -116,10 +142,6 @@ def arrivals(report: Report) -> Any:
         answered.scatter(
             [row.scheduled_s for row in lost], ends, s=28, color=COLOURS[1], marker="x", label="failed"
         )
-    answered.set(xlabel="scheduled time (s)", ylabel="time from schedule (s)", xlim=(0, end_s))
-    answered.set_ylim(bottom=0)
-    answered.legend(loc="upper right", fontsize=8)
-    return figure
 
 
 def slo(report: Report) -> Any:

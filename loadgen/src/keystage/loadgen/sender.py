@@ -1,8 +1,8 @@
-"""Sends requests at their times, whatever the answers do (open loop), and keeps a row for each.
+"""Sends requests from within the caller's own event loop (aiohttp): a request at a time, or a small schedule.
 
-Comes after `arrivals` and `target`, before `measures`. One coroutine keeps the schedule and does
-nothing else; each request is a task of its own with as many connections as needed. There are no
-retries, and every failure is a row with its reason. It must not summarise.
+For callers that drive a session of their own, and for `capacity`; whole plans go through `sending`, which
+keeps higher rates and finer times. Open loop too: one coroutine keeps the schedule, each request is a task
+with as many connections as needed, there are no retries, and every failure is a row with its reason.
 
 Times in rows are seconds since the start of the run on the monotonic clock.
 """
@@ -10,13 +10,13 @@ Times in rows are seconds since the start of the run on the monotonic clock.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import aiohttp
-import msgspec
 
+from keystage.loadgen.sending.answers import ERROR_BYTES, read_tokens
+from keystage.loadgen.sending.row import Progress, Row
 from keystage.loadgen.sse import StreamTally
 from keystage.loadgen.target import Target
 from keystage.wire.descriptors import raise_descriptors
@@ -25,68 +25,7 @@ KEEP_ALIVE_S = 3.0
 """Idle connections are closed earlier than servers close them (uvicorn: 5 s), so that no request
 is written to a connection that is about to be closed and counted as the server's failure."""
 
-_ERROR_BYTES = 200
-
-
-@dataclasses.dataclass(slots=True)
-class Row:
-    """One request as it went.
-
-    Attributes:
-        index: position in the schedule.
-        scheduled_s: when it should be sent.
-        sent_s: when it was handed to the HTTP client; connecting counts as latency.
-        first_s: when the first text (streams) or byte (else) arrived, None if none did.
-        last_s: when the last text arrived, or the request failed.
-        status: HTTP status, 0 if there was no answer.
-        prompt_tokens: as counted by the server, None if it did not say.
-        output_tokens: as counted by the server, else chunks with text.
-        error: empty for a complete answer, else `class: detail`.
-    """
-
-    index: int
-    scheduled_s: float
-    sent_s: float = 0.0
-    first_s: float | None = None
-    last_s: float = 0.0
-    status: int = 0
-    prompt_tokens: int | None = None
-    output_tokens: int = 0
-    error: str = ""
-
-    @property
-    def is_served(self) -> bool:
-        """Whether the whole answer came."""
-        return not self.error
-
-    @property
-    def error_class(self) -> str:
-        """The error without its detail."""
-        return self.error.partition(":")[0]
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int = 0
-
-
-class _Segment(msgspec.Struct):
-    tokens: list[int] = []
-
-
-class _Answer(msgspec.Struct):
-    """What is read of an answer: its tokens.
-
-    A plain call tells them at the top, OpenAI's embeddings in `usage`, its transcripts segment by segment.
-    """
-
-    tokens: int = 0
-    prompt_tokens: int | None = None
-    usage: _Usage | None = None
-    segments: list[_Segment] = []
-
-
-Progress = Callable[[Row], None]
+__all__ = ["KEEP_ALIVE_S", "Progress", "Row", "client", "send", "send_all"]
 
 
 def client(timeout_s: float) -> aiohttp.ClientSession:
@@ -149,10 +88,12 @@ async def send(session: aiohttp.ClientSession, target: Target, row: Row, body: b
     """Sends one request and fills its row; never raises for what network or server do."""
     row.sent_s = time.monotonic() - start_s
     try:
-        async with session.post(target.url, data=body, headers=target.headers) as response:
+        async with session.post(
+            target.url, data=body, headers=target.headers, allow_redirects=False
+        ) as response:
             row.status = response.status
             if response.status != 200:
-                detail = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
+                detail = (await response.content.read(ERROR_BYTES)).decode(errors="replace")
                 row.error = f"http_{response.status}: {detail}"
             elif target.is_streaming:
                 await _read_stream(response, row, start_s)
@@ -195,12 +136,4 @@ async def _read_whole(response: aiohttp.ClientResponse, target: Target, row: Row
     row.first_s = row.last_s if row.first_s is None else row.first_s
     if target.kind in ("raw", "bodies"):
         return
-    try:
-        answer = msgspec.json.decode(received, type=_Answer)
-    except msgspec.DecodeError as error:
-        row.error = f"bad_answer: {error}"
-        return
-    row.prompt_tokens, row.output_tokens = answer.prompt_tokens, answer.tokens
-    if answer.usage is not None:
-        row.prompt_tokens, row.output_tokens = answer.usage.prompt_tokens, answer.usage.completion_tokens
-    row.output_tokens += sum(len(segment.tokens) for segment in answer.segments)
+    read_tokens(received, row)

@@ -31,6 +31,9 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 DONE = b"[DONE]"
 
+MAX_EVENT_BYTES = 4 << 20
+"""Of one event; a server that sends no end of one would otherwise fill the memory."""
+
 
 class EventParser:
     """Cuts a byte stream into the data of its events (WHATWG server-sent events, `data` only)."""
@@ -48,6 +51,11 @@ class EventParser:
             buffer = buffer[: len(buffer) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + b"\r" * held
         *events, self._rest = buffer.split(b"\n\n")
         return [data for event in events if (data := _data(event))]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the event that is not complete yet."""
+        return len(self._rest)
 
     @property
     def is_clean(self) -> bool:
@@ -70,9 +78,10 @@ class StreamTally:
         output_tokens: from `usage`; before it, or without it, the number of chunks with text.
         error: `stream_error: ...` for an error event, `bad_answer: ...` for what cannot be read.
         is_done: whether `[DONE]` came.
+        is_oversized: whether an event became longer than is read.
     """
 
-    __slots__ = ("_chunks", "_parser", "_usage", "error", "first_s", "is_done", "last_s")
+    __slots__ = ("_chunks", "_parser", "_usage", "error", "first_s", "is_done", "is_oversized", "last_s")
 
     def __init__(self) -> None:
         self._parser = EventParser()
@@ -82,6 +91,7 @@ class StreamTally:
         self.last_s: float | None = None
         self.error = ""
         self.is_done = False
+        self.is_oversized = False
 
     def feed(self, received: bytes, now_s: float) -> None:
         """Takes bytes received at `now_s`."""
@@ -90,6 +100,9 @@ class StreamTally:
                 self.is_done = True
             else:
                 self._take(data, now_s)
+        if self._parser.held_bytes > MAX_EVENT_BYTES:
+            self.is_oversized = True
+            self.error = self.error or f"bad_answer: an event of over {MAX_EVENT_BYTES} bytes"
 
     def _take(self, data: bytes, now_s: float) -> None:
         try:

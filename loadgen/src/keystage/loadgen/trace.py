@@ -1,26 +1,30 @@
-"""Reads request traces: the Azure LLM 2023 CSV, row by row.
+"""Reads request traces: the Azure LLM CSV of 2023 and 2024, row by row.
 
 First in the flow of a replay: its rows give arrival times (`arrivals`) and token lengths
 (`lengths`). It reads files and nothing else: it draws no random numbers and knows no clock.
-Other parts (the simulator) import it too.
+Other parts (the simulator) import it too. Traces of functions and other formats: `traces`.
 
 Format: a header `TIMESTAMP,ContextTokens,GeneratedTokens` and one row per request. Two forms of
 timestamp are published: `2023-11-16 18:17:03.9799600` (seven fractional digits, no zone; taken
 as UTC) and ISO 8601 with `T` or a blank, any fraction, and a zone (`+00:00`, `Z`).
 
-Source of the data: Patel et al., "Splitwise", ISCA 2024; Azure/AzurePublicDataset, CC-BY-4.0.
+Source of the data: Patel et al., "Splitwise", ISCA 2024, and Stojkovic et al., "DynamoLLM", HPCA
+2025; Azure/AzurePublicDataset, CC-BY-4.0.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import datetime as dt
+import functools
 import itertools
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from keystage.loadgen.trace_lines import Notes, TraceError, cells, lines, shown
+
+__all__ = ["HEADER", "TraceError", "TraceRow", "read", "stamp_ticks"]
 
 HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -51,16 +55,6 @@ _COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-class TraceError(Exception):
-    """A trace that cannot be used: names file, line and what was found there."""
-
-    def __init__(self, path: Path, line: int, found: str) -> None:
-        super().__init__(f"trace {path}, line {line}: {found}")
-        self.path = path
-        self.line = line
-        self.found = found
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class TraceRow:
     """One request of a trace.
@@ -76,27 +70,6 @@ class TraceRow:
     generated_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TraceSummary:
-    """What a trace looks like.
-
-    Attributes:
-        rows: number of requests.
-        span_s: seconds from the first to the last.
-        rate_rps: arrivals per second, (rows - 1) / span.
-        cv: coefficient of variation of the rows - 1 inter-arrival times.
-        context_tokens: (probability, tokens) pairs.
-        generated_tokens: (probability, tokens) pairs.
-    """
-
-    rows: int
-    span_s: float
-    rate_rps: float
-    cv: float
-    context_tokens: tuple[tuple[float, int], ...]
-    generated_tokens: tuple[tuple[float, int], ...]
-
-
 def stamp_ticks(text: str) -> int:
     """Turns a timestamp into 100 ns ticks since 1970 (a float would lose the seventh digit).
 
@@ -108,100 +81,62 @@ def stamp_ticks(text: str) -> int:
         raise ValueError(text)
     date, clock, fraction, zone = match.groups()
     zone = "+00:00" if zone in (None, "Z", "UTC") else zone
-    moment = dt.datetime.fromisoformat(f"{date}T{clock}{zone}")
-    seconds = (moment - _EPOCH) // dt.timedelta(seconds=1)
-    return seconds * _TICKS_PER_S + int((fraction or "0").ljust(7, "0")[:7])
+    return _seconds(f"{date}T{clock}{zone}") * _TICKS_PER_S + int((fraction or "0").ljust(7, "0")[:7])
 
 
-def read(path: Path, limit: int | None = None) -> Iterator[TraceRow]:
-    """Streams the rows of a trace in constant memory.
+@functools.lru_cache(maxsize=64)
+def _seconds(text: str) -> int:
+    """Whole seconds since 1970; many rows share one."""
+    return (dt.datetime.fromisoformat(text) - _EPOCH) // dt.timedelta(seconds=1)
+
+
+def read(path: Path, limit: int | None = None, notes: Notes | None = None) -> Iterator[TraceRow]:
+    """Streams the rows of a trace, plain or gzip, in constant memory.
 
     Args:
         path: the CSV file.
         limit: stop after that many rows.
+        notes: told what should be known about the file.
 
     Raises:
         TraceError: missing, empty or garbled file, rows out of order (line 0: the file itself).
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _rows(path, csv.reader(file))
-            yield from rows if limit is None else itertools.islice(rows, limit)
-    except OSError as error:
-        raise TraceError(path, 0, f"cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(path, 0, f"is not text: {error}") from error
+    rows = _rows(path, lines(path, notes))
+    yield from rows if limit is None else itertools.islice(rows, limit)
 
 
-def _rows(path: Path, lines: Iterator[list[str]]) -> Iterator[TraceRow]:
+def _rows(path: Path, numbered: Iterator[tuple[int, str]]) -> Iterator[TraceRow]:
     first: int | None = None
     last = 0
-    number = 0
-    try:
-        header = next(lines, None)
-        if header is None:
-            raise TraceError(path, 1, f"file is empty, expected the header {','.join(HEADER)}")
-        if tuple(name.strip() for name in header) != HEADER:
-            raise TraceError(path, 1, f"expected the header {','.join(HEADER)}, found {_shown(header)}")
-        for number, cells in enumerate(lines, start=2):
-            if not cells:
-                continue
-            ticks, context, generated = _parsed(path, number, cells)
-            if first is None:
-                first = ticks
-            elif ticks < last:
-                raise TraceError(path, number, f"timestamp {cells[0]!r} is earlier than the row before it")
-            last = ticks
-            yield TraceRow((ticks - first) / _TICKS_PER_S, context, generated)
-    except csv.Error as error:
-        raise TraceError(path, number + 1, f"is not CSV: {error}") from error
+    number, text = next(numbered, (1, None))
+    if text is None:
+        raise TraceError(path, 1, f"file is empty, expected the header {','.join(HEADER)}")
+    header = cells(path, number, text)
+    if tuple(name.strip() for name in header) != HEADER:
+        raise TraceError(path, number, f"expected the header {','.join(HEADER)}, found {shown(header)}")
+    for number, text in numbered:
+        row = cells(path, number, text)
+        ticks, context, generated = _parsed(path, number, row)
+        if first is None:
+            first = ticks
+        elif ticks < last:
+            raise TraceError(path, number, f"timestamp {row[0]!r} is earlier than the row before it")
+        last = ticks
+        yield TraceRow((ticks - first) / _TICKS_PER_S, context, generated)
     if first is None:
-        raise TraceError(path, max(number, 1), "no rows after the header")
+        raise TraceError(path, number, "no rows after the header")
 
 
-def _parsed(path: Path, number: int, cells: Sequence[str]) -> tuple[int, int, int]:
-    if len(cells) != len(HEADER):
-        raise TraceError(path, number, f"expected {len(HEADER)} fields, found {len(cells)}: {_shown(cells)}")
+def _parsed(path: Path, number: int, row: Sequence[str]) -> tuple[int, int, int]:
+    if len(row) != len(HEADER):
+        raise TraceError(path, number, f"expected {len(HEADER)} fields, found {len(row)}: {shown(row)}")
     try:
-        ticks = stamp_ticks(cells[0])
+        ticks = stamp_ticks(row[0])
     except ValueError:
-        raise TraceError(path, number, f"TIMESTAMP is not a date and time: {_shown(cells[:1])}") from None
+        raise TraceError(path, number, f"TIMESTAMP is not a date and time: {shown(row[:1])}") from None
     counts = []
-    for name, cell in zip(HEADER[1:], cells[1:], strict=True):
+    for name, cell in zip(HEADER[1:], row[1:], strict=True):
         if _COUNT.fullmatch(cell.strip()) is None:
-            raise TraceError(path, number, f"{name} is not a token count: {_shown([cell])}")
+            raise TraceError(path, number, f"{name} is not a token count: {shown([cell])}")
         counts.append(int(cell))
     return ticks, counts[0], counts[1]
-
-
-def _shown(cells: Sequence[str]) -> str:
-    text = ",".join(cells)
-    return repr(text if len(text) <= 80 else text[:77] + "...")
-
-
-def summary(rows: Iterable[TraceRow]) -> TraceSummary:
-    """Describes a trace: rate, CV of inter-arrival times, token quantiles.
-
-    Raises:
-        ValueError: with fewer than two rows, which have no inter-arrival time.
-    """
-    kept = list(rows)
-    if len(kept) < 2:
-        raise ValueError(f"a summary needs at least 2 rows, found {len(kept)}")
-    gaps = [after.at_s - before.at_s for before, after in itertools.pairwise(kept)]
-    span_s = kept[-1].at_s - kept[0].at_s
-    mean = span_s / len(gaps)
-    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
-    return TraceSummary(
-        rows=len(kept),
-        span_s=span_s,
-        rate_rps=1.0 / mean if mean > 0 else math.inf,
-        cv=math.sqrt(variance) / mean if mean > 0 else 0.0,
-        context_tokens=_quantiles(sorted(row.context_tokens for row in kept)),
-        generated_tokens=_quantiles(sorted(row.generated_tokens for row in kept)),
-    )
-
-
-def _quantiles(ordered: Sequence[int]) -> tuple[tuple[float, int], ...]:
-    count = len(ordered)
-    return tuple((p, ordered[max(math.ceil(p * count) - 1, 0)]) for p in QUANTILE_PROBABILITIES)

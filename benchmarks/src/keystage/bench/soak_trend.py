@@ -1,0 +1,141 @@
+"""Whether something grows with time: slopes with intervals, for `soak`. Pure.
+
+Before it: samples over time. After it: verdicts. Samples are averaged over `BLOCKS` equal spans first,
+because neighbouring samples are not independent and would make intervals too narrow; the first quarter of a
+run is left out, in which caches, pools and heaps fill. A line is fitted to the blocks by least squares; its
+slope gets a Student interval of 95 % with blocks - 2 degrees of freedom. Something grows when that interval
+lies above 0 and the growth over the span is more than `MOST_RATIO` of the level: a slope may be real and mean
+nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy.special import stdtrit
+
+from keystage.bench.whole_client import Floats
+from keystage.bench.whole_watch import COLUMNS, ROLES
+
+BLOCKS = 12
+LEAST_BLOCKS = 4
+WARM_RATIO = 0.25
+MOST_RATIO = 0.05
+LEVEL = 0.95
+LEAST_S = 60.0
+"""Of the considered part: in less a load's own waves look like trends."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trend:
+    """A line through blocks of time.
+
+    Attributes:
+        level: mean of the blocks.
+        slope: change a second.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        span_s: seconds between the first block's centre and the last one's.
+    """
+
+    level: float
+    slope: float
+    low: float
+    high: float
+    span_s: float
+
+    @property
+    def growth_ratio(self) -> float:
+        """Growth over the span as part of the level."""
+        return self.slope * self.span_s / self.level if self.level else 0.0
+
+    @property
+    def is_growing(self) -> bool:
+        """See the module."""
+        return self.is_told and self.low > 0 and self.growth_ratio > MOST_RATIO
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the span is long enough to tell anything."""
+        return math.isfinite(self.low) and self.span_s >= LEAST_S
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.is_told:
+            return "too short to tell"
+        if self.is_growing:
+            return "GROWS"
+        if self.low > 0:
+            return f"rises by {self.growth_ratio:.1%}, within {MOST_RATIO:.0%}"
+        return "falls" if self.high < 0 else "no trend"
+
+
+def trend(at_s: Floats, values: Floats, duration_s: float, *, is_median: bool = False) -> Trend:
+    """The trend of samples.
+
+    Args:
+        at_s: their times, from 0 to `duration_s`.
+        values: the samples.
+        duration_s: length of the run.
+        is_median: blocks are medians, for latencies; else means.
+
+    Returns:
+        With fewer than `LEAST_BLOCKS` blocks that hold samples, an interval without ends.
+    """
+    begin_s = WARM_RATIO * duration_s
+    edges_s = np.linspace(begin_s, duration_s, BLOCKS + 1)
+    block = np.searchsorted(edges_s, at_s, side="right") - 1
+    centres: list[float] = []
+    means: list[float] = []
+    for k in range(BLOCKS):
+        inside = values[(block == k) & np.isfinite(values)]
+        if len(inside):
+            centres.append(float(edges_s[k] + edges_s[k + 1]) / 2)
+            means.append(float(np.median(inside) if is_median else inside.mean()))
+    if len(means) < LEAST_BLOCKS:
+        level = float(np.mean(means)) if means else 0.0
+        return Trend(level, 0.0, -math.inf, math.inf, 0.0)
+    x, y = np.array(centres), np.array(means)
+    away = x - x.mean()
+    slope = float((away * (y - y.mean())).sum() / (away**2).sum())
+    rest = y - y.mean() - slope * away
+    degrees = len(x) - 2
+    error = math.sqrt(float((rest**2).sum()) / degrees / float((away**2).sum()))
+    half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    return Trend(float(y.mean()), slope, slope - half, slope + half, float(x[-1] - x[0]))
+
+
+def by_role(samples: Floats, column: str, duration_s: float) -> dict[str, tuple[Floats, Floats, int]]:
+    """Sums over the processes of each role that lived through the considered part of a run.
+
+    Replicas come and go with the load: their number is no leak, what each of them holds may be one.
+
+    Args:
+        samples: see `whole_watch.COLUMNS`.
+        column: what is summed.
+        duration_s: length of the run.
+
+    Returns:
+        Times, sums and the number of processes, by role.
+    """
+    at_s, pid, role = samples[:, 0], samples[:, 1], samples[:, 2]
+    times_s = np.unique(at_s)
+    late_s = times_s[times_s >= WARM_RATIO * duration_s]
+    found: dict[str, tuple[Floats, Floats, int]] = {}
+    for index, name in enumerate(ROLES):
+        mine = role == index
+        stayed = [
+            number
+            for number in np.unique(pid[mine])
+            if len(late_s) and np.isin(late_s, at_s[mine & (pid == number)]).all()
+        ]
+        if not stayed:
+            continue
+        kept = mine & np.isin(pid, stayed)
+        values = samples[kept, COLUMNS.index(column)]
+        sums = np.array([values[at_s[kept] == moment].sum() for moment in late_s])
+        found[name] = (late_s, sums, len(stayed))
+    return found
