@@ -3,8 +3,8 @@
 Comes before `client`. It knows times only; nothing that happens to a request reaches it.
 
 The loops' own timers count in whole milliseconds (uvloop's too), so a request would be a millisecond
-late as a rule; spinning until the moment costs a core. Linux's timerfd, watched as any other descriptor, wakes
-the loop at an absolute time of the monotonic clock for one system call.
+late as a rule; spinning until the moment costs a core. Linux's timerfd, watched as any other descriptor,
+wakes the loop at an absolute time of the monotonic clock for one system call.
 """
 
 from __future__ import annotations
