@@ -258,6 +258,11 @@ def test_processes_end_behind_output_that_nobody_reads() -> None:
     asyncio.run(bounded())
 
 
+def _heeds_ctrl_c() -> None:
+    """What a shell runs in the background ignores the signal, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("way", [["--rate", "50"], ["--closed-loop", "3"]], ids=["open", "closed"])
 def test_ctrl_c_leaves_what_was_measured(way: list[str], tmp_path: Path) -> None:
     """The server stands still from its 20th request on: what is under way then is in the files too."""
@@ -266,12 +271,15 @@ def test_ctrl_c_leaves_what_was_measured(way: list[str], tmp_path: Path) -> None
         command = [sys.executable, "-m", "keystage.cli.main", "load", address, "--target", "raw", *way]
         with subprocess.Popen(
             [*command, "--duration", "600", "--out", str(tmp_path)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heeds_ctrl_c,
         ) as running:  # fmt: skip
-            _poll(lambda: len(server.came) >= 20)
-            workers = psutil.Process(running.pid).children(recursive=True)
-            running.send_signal(signal.SIGINT)
-            shown, complaint = running.communicate(timeout=2 * WAIT_S)
+            try:
+                _poll(lambda: len(server.came) >= 20)
+                workers = psutil.Process(running.pid).children(recursive=True)
+                running.send_signal(signal.SIGINT)
+                shown, complaint = running.communicate(timeout=2 * WAIT_S)
+            finally:
+                running.kill()
     assert running.returncode == app.EXIT_INTERRUPTED
     assert complaint.strip() == "error: interrupted"
     assert "INVALID: it was broken off after" in shown
