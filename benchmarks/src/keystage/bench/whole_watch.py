@@ -118,6 +118,8 @@ class ProcessWatch:
                 files, threads = process.num_fds(), process.num_threads()
             except (psutil.Error, OSError):
                 continue  # it has ended
+            if pages[0] == "0":
+                continue  # it has ended, and nobody has asked after it yet
             private_bytes = (int(pages[1]) - int(pages[2])) * self._page_bytes
             role = ROLES.index(roles.get(process.pid, "other"))
             self._kept[self._number] = (at_s, process.pid, role, private_bytes, files, threads)
