@@ -71,9 +71,8 @@ def test_the_controller_steers_two_pipelines_through_the_gateway() -> None:
         through_gateway=True,
         processes_every_s=1.0,
     )
-    ended = subprocess.Popen(
-        [sys.executable, "-c", ""]
-    )  # nobody has waited for it when processes are counted
+    # It has ended, and nobody has waited for it when processes are counted.
+    ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     outcome = measure(plan)
     ended.wait()
