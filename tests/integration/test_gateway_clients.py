@@ -71,9 +71,9 @@ class Echo:
                     writer.write(b"1\r\n.\r\n")
                     await writer.drain()
                     await asyncio.sleep(0.01)
-            except ConnectionError:
+            except (ConnectionError, RuntimeError) as error:  # uvloop's, of a closed transport
                 self.lost += 1
-                raise
+                raise ConnectionResetError from error
             if path == b"/broken":
                 return
             length = re.search(rb"content-length: (\d+)", request)
@@ -121,7 +121,7 @@ class Rig:
 
     async def settled(self) -> None:
         """Waits until nothing is in flight."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.in_flight:
                 await asyncio.sleep(0.01)
 
@@ -188,7 +188,7 @@ def test_a_body_that_stops_is_answered_408_and_frees_its_replica(body: bytes) ->
             assert got.startswith(b"HTTP/1.1 408 ")
             assert b"no part of the request's body came for 1 s" in got
             await rig.settled()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not rig.echo.cut:
                     await asyncio.sleep(0.01)
             assert (rig.echo.seen, b"ab" in rig.echo.cut[0]) == ([], True)
@@ -216,7 +216,7 @@ def test_a_request_that_turns_out_to_be_none_frees_its_replica_while_its_client_
         async with gateway(stall_s=30.0) as rig:
             reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
             writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not rig.in_flight:
                     await asyncio.sleep(0.01)
                 writer.write(b"no size\r\n")
@@ -255,7 +255,7 @@ def test_a_client_that_left_with_requests_in_line_is_noticed() -> None:
             assert b" 200 " in await reader.readline()
             writer.close()
             await rig.settled()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not rig.echo.lost:
                     await asyncio.sleep(0.01)
 
@@ -313,7 +313,7 @@ def test_a_client_that_still_sends_reads_why_it_was_refused(path: str, is_chunke
         async with gateway(stall_s=5.0) as rig:
             for _ in range(5):
                 assert await asyncio.to_thread(post, rig.port) == 413
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while rig.server.server_state.connections:
                     await asyncio.sleep(0.01)
 

@@ -151,7 +151,7 @@ def test_a_function_that_is_being_removed_is_none_and_is_not_deployed_upon(kube:
             with pytest.raises(BackendUnavailable, match="function f is being removed"):
                 await backend.put(F)
             kube.patch("functions", "f", {"metadata": {"finalizers": None}})
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while True:
                     try:
                         await backend.put(F)
