@@ -15,6 +15,8 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from keystage.streams.eftf import spatial_finish_s
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Offer:
@@ -65,7 +67,6 @@ class DeviceTurns:
             del self._finish_s[key]
 
     def _finish(self, worker: str, hosted: Sequence[int], offer: Offer) -> float:
-        """F = max(arrival, F of the module's batch before) + w K / a."""
-        begin_s = max(offer.arrived_s, self._finish_s.get((worker, offer.stage), -math.inf))
+        before_s = self._finish_s.get((worker, offer.stage), -math.inf)
         whole = sum(self._spus[stage] for stage in hosted)
-        return begin_s + offer.whole_s * whole / self._spus[offer.stage]
+        return spatial_finish_s(offer.arrived_s, before_s, offer.whole_s, self._spus[offer.stage], whole)

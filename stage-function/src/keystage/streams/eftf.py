@@ -30,6 +30,19 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
+def spatial_finish_s(arrived_s: float, before_s: float, whole_s: float, spus: int, device_spus: int) -> float:
+    """When a batch would end, had the device been split in space (NeuStream, section 5).
+
+    Args:
+        arrived_s: when it could start.
+        before_s: when the module's batch before it would have ended, minus infinity for the first.
+        whole_s: seconds that it takes on the whole device.
+        spus: the module's share.
+        device_spus: of the device.
+    """
+    return max(arrived_s, before_s) + whole_s * device_spus / spus
+
+
 class SharingError(ValueError):
     """SPUs or times that cannot be; names the module, the bound and the value."""
 
@@ -123,8 +136,8 @@ class EftfQueue(Generic[_T]):
         """
         if not whole_s > 0:
             raise SharingError(f"a batch of module {module} must take more than 0 s, it takes {whole_s} s")
-        begin_s = max(now_s, self._finish_s[module])
-        finish_s = begin_s + whole_s * self._device_spus / self._spus[module]
+        before_s = self._finish_s[module]
+        finish_s = spatial_finish_s(now_s, before_s, whole_s, self._spus[module], self._device_spus)
         self._finish_s[module] = finish_s
         self._queues[module].append(Turn(module, batch, whole_s, finish_s, next(self._numbers)))
         return finish_s
