@@ -291,6 +291,20 @@ def test_the_replay_is_another_job_when_it_is_another_replay() -> None:
     assert {"--rate=3", "--cv=4", "--duration=60"} <= set(container["args"])
 
 
+def test_a_replay_is_never_begun_anew_and_has_a_folder_of_its_own() -> None:
+    sets = ["loadgen.enabled=true", "loadgen.pipeline=p", "loadgen.outPersistentVolumeClaim=results"]
+    [job] = of_kind(render(sets=sets), "Job")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (spec["backoffLimit"], spec["completions"], spec["parallelism"]) == (0, 1, 1)
+    assert pod["restartPolicy"] == "Never"
+    assert "ttlSecondsAfterFinished" not in spec, "helm would make a Job anew that is gone"
+    [container] = pod["containers"]
+    assert f"--out=/out/{job['metadata']['name']}" in container["args"]
+    [out] = [volume for volume in pod["volumes"] if volume["name"] == "out"]
+    assert out["persistentVolumeClaim"] == {"claimName": "results"}
+    assert {"name": "out", "mountPath": "/out"} in container["volumeMounts"]
+
+
 def _notes(*sets: str) -> str:
     arguments = [word for pair in sets for word in ("--set", pair)]
     answer = run_helm(

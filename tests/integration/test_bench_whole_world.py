@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from keystage.bench.sim_vs_local import Profile
-from keystage.bench.soak import faults_of
 from keystage.bench.steered import Order
+from keystage.bench.whole_faults import faults_of
 from keystage.bench.whole_models import Part
 from keystage.bench.whole_score import live_score
 from keystage.bench.whole_twin import simulated

@@ -20,7 +20,7 @@ from support.sender_world import WAIT_S, plan_of
 
 from keystage.loadgen import app
 from keystage.loadgen.options import LoadOptions
-from keystage.loadgen.sending import messages
+from keystage.loadgen.sending import fleet, messages
 from keystage.loadgen.sending.agent import PATH
 from keystage.loadgen.sending.fleet import prepared_on
 from keystage.loadgen.sending.parts import Manner
@@ -77,8 +77,8 @@ def test_two_agents_send_a_plan(secret_file: Path) -> None:
         async with Upstream(_echo).run() as address:
             plan = plan_of([0.004 * index for index in range(201)])
             target = Target("raw", f"http://{address}")
-            async with prepared_on(places, SECRET, plan, target, processes=2) as fleet:
-                return await fleet.send(ended=lambda row: ended.append(row.index)), ended
+            async with prepared_on(places, SECRET, plan, target, processes=2) as prepared:
+                return await prepared.send(ended=lambda row: ended.append(row.index)), ended
 
     with agents(secret_file, 2) as found:
         made, ended = asyncio.run(sent([address for address, _ in found]))
@@ -99,7 +99,7 @@ def test_an_agent_that_is_lost_is_told_and_the_others_rows_are_kept(secret_file:
         async with Upstream(_echo).run() as address:
             plan = plan_of([0.01 * index for index in range(200)])
             target = Target("raw", f"http://{address}")
-            async with prepared_on(places, SECRET, plan, target, manner=Manner(timeout_s=1.0)) as fleet:
+            async with prepared_on(places, SECRET, plan, target, manner=Manner(timeout_s=1.0)) as prepared:
                 struck: list[int] = []
 
                 def ended(row: Row) -> None:
@@ -108,7 +108,7 @@ def test_an_agent_that_is_lost_is_told_and_the_others_rows_are_kept(secret_file:
                         senders.extend(psutil.Process(victim).children())
                         os.kill(victim, signal.SIGKILL)
 
-                return await fleet.send(ended=ended)
+                return await prepared.send(ended=ended)
 
     with agents(secret_file, 2) as found:
         made = asyncio.run(sent([address for address, _ in found], found[0][1]))
@@ -119,6 +119,48 @@ def test_an_agent_that_is_lost_is_told_and_the_others_rows_are_kept(secret_file:
     lost = [row for row in made.rows if row.error]
     assert {row.error_class for row in lost} == {"generator"}
     assert {row.index % 2 for row in lost} == {0}
+
+
+def test_an_agent_that_falls_silent_is_not_waited_for(
+    secret_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still with its connection open, as a machine does that lost its network."""
+    monkeypatch.setattr(fleet, "SILENCE_S", 3.0)
+
+    async def sent(places: list[str], victim: int) -> Sent:
+        async with Upstream(_echo).run() as address:
+            plan, target = plan_of([0.01 * index for index in range(200)]), Target("raw", f"http://{address}")
+            manner = Manner(timeout_s=600.0)
+            async with (
+                prepared_on(places, SECRET, plan, target, manner=manner) as prepared,
+                asyncio.timeout(60),
+            ):
+                return await prepared.send(
+                    ended=lambda row: os.kill(victim, signal.SIGSTOP) if row.index == 40 else None
+                )
+
+    with agents(secret_file, 2) as found:
+        made = asyncio.run(sent([address for address, _ in found], found[0][1]))
+    assert made.told.faults == [
+        f"agent {found[0][0]}: no word for 3 s: it, its machine or its network is lost"
+    ]
+    assert {row.index % 2 for row in made.rows if row.error} == {0}
+    assert not any(row.error for row in made.rows if row.index % 2), "the others' rows are kept"
+
+
+def test_an_agent_says_something_while_no_request_ends(
+    secret_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "SILENCE_S", 2.0)
+
+    async def sent(places: list[str]) -> Sent:
+        async with Upstream(_echo).run() as address:
+            target = Target("raw", f"http://{address}")
+            async with prepared_on(places, SECRET, plan_of([0.0, 4.0]), target) as prepared:
+                return await prepared.send()
+
+    with agents(secret_file, 1) as found:
+        assert asyncio.run(sent([found[0][0]])).told.faults == []
 
 
 def test_who_does_not_know_the_secret_sends_nothing(secret_file: Path) -> None:

@@ -7,15 +7,13 @@ import collections
 import csv
 import io
 import json
-import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from rich.console import Console
+from support.asgi_server import serving
 
 from keystage.loadgen import app, table
 from keystage.loadgen.options import LoadOptions
@@ -63,17 +61,8 @@ def server() -> Server:
 
 @pytest.fixture
 def base_url(server: Server) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(server, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
-        running = uvicorn.Server(config)
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            running.should_exit = True
-            thread.join(timeout=30)
-    assert not thread.is_alive()
+    with serving(server) as address:
+        yield address
 
 
 def options(url: str, **changes: Any) -> LoadOptions:
@@ -183,3 +172,22 @@ def test_a_search_that_finds_nothing_says_so(server: Server, base_url: str) -> N
     report = searched(base_url, slo_latency_s=0.1, rate_rps=10.0, duration_s=1.0, search_repeats=1)
     assert any(note.startswith("search: no rate down to 10/s had 90 %") for note in report.notes)
     assert report.attainment[0].met == 0
+
+
+def test_what_an_earlier_run_left_is_not_read_as_this_ones(tmp_path: Path) -> None:
+    """A run that is killed leaves requests.jsonl; beside an old report.json it would look whole."""
+    for name in ("report.json", "report.html", "slo.png"):
+        (tmp_path / name).write_text("of an earlier run")
+    found: list[list[str]] = []
+
+    class Look(Server):
+        async def answer(self, send: Send, status: int) -> None:
+            found.append(sorted(path.name for path in tmp_path.iterdir()))
+            await super().answer(send, status)
+
+    with serving(Look()) as address:
+        app.replay(options(f"{address}/function/p", rate_rps=40.0, duration_s=0.25, out=tmp_path))
+    assert found[-1] == ["requests.jsonl"], "while it sends"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "requests.jsonl", "report.json", "report.html", "latency.png", "arrivals.png",
+    }  # fmt: skip

@@ -263,8 +263,16 @@ def _heeds_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("way", [["--rate", "50"], ["--closed-loop", "3"]], ids=["open", "closed"])
-def test_ctrl_c_leaves_what_was_measured(way: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "ending"),
+    [
+        (["--rate", "50"], signal.SIGINT),
+        (["--closed-loop", "3"], signal.SIGINT),
+        (["--rate", "50"], signal.SIGTERM),
+    ],
+    ids=["open", "closed", "stopped"],
+)
+def test_ctrl_c_leaves_what_was_measured(way: list[str], ending: signal.Signals, tmp_path: Path) -> None:
     """The server stands still from its 20th request on: what is under way then is in the files too."""
     server = Server(stall=(20, 60.0))
     with serving(server) as address:
@@ -276,7 +284,7 @@ def test_ctrl_c_leaves_what_was_measured(way: list[str], tmp_path: Path) -> None
             try:
                 _poll(lambda: len(server.came) >= 20)
                 workers = psutil.Process(running.pid).children(recursive=True)
-                running.send_signal(signal.SIGINT)
+                running.send_signal(ending)
                 shown, complaint = running.communicate(timeout=2 * WAIT_S)
             finally:
                 running.kill()

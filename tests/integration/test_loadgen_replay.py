@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import uvicorn
 from rich.console import Console
+from support.asgi_server import serving
 
 from keystage.loadgen import app, capacity, compare, requestlog, sender, table, validity
 from keystage.loadgen.monitor import Credentials
@@ -144,17 +143,8 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def base_url(pipeline: Pipeline) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(pipeline, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(timeout=30)
-    assert not thread.is_alive()
+    with serving(pipeline) as address:
+        yield address
 
 
 def options(url: str, **changes: Any) -> LoadOptions:

@@ -13,6 +13,7 @@ from keystage.bench.frame import BenchError
 from keystage.bench.paper_models import BERT
 from keystage.bench.soak_trend import BLOCKS, by_role, trend
 from keystage.bench.whole_client import RouterCount, Sent
+from keystage.bench.whole_faults import accounted, faults_of
 from keystage.bench.whole_models import parts
 from keystage.bench.whole_watch import COLUMNS, ROLES
 from keystage.bench.whole_world import Outcome, Plan, Served
@@ -101,19 +102,39 @@ def test_a_leak_is_named_and_a_steady_latency_is_not() -> None:
 
 def test_what_must_not_be_is_told() -> None:
     good = an_outcome()
-    assert soak.faults_of(good) == []
+    assert faults_of(good) == []
     (sent,) = good.sent
     is_served = sent.is_served.copy()
     is_served[:3] = False
     lost = dataclasses.replace(sent, is_served=is_served)
-    (found,) = soak.faults_of(dataclasses.replace(good, sent=(lost,)))
+    (found,) = faults_of(dataclasses.replace(good, sent=(lost,)))
     assert found == "bert: 3 requests are not accounted for"
     doubtful = dataclasses.replace(sent, router=RouterCount(10, 10))
-    assert soak.faults_of(dataclasses.replace(good, sent=(doubtful,))) == [
+    assert faults_of(dataclasses.replace(good, sent=(doubtful,))) == [
         "bert: 4000 served, its router knows 10"
     ]
-    assert soak.faults_of(dataclasses.replace(good, restarts=1)) == ["gateway or controller crashed 1 times"]
-    assert "left over" in soak.faults_of(dataclasses.replace(good, left_over=("1 sleeping x",)))[0]
+    assert faults_of(dataclasses.replace(good, restarts=1)) == ["gateway or controller crashed 1 times"]
+    assert "left over" in faults_of(dataclasses.replace(good, left_over=("1 sleeping x",)))[0]
+
+
+def test_requests_are_counted_on_both_sides() -> None:
+    good = an_outcome()
+    (sent,) = good.sent
+    twice = dataclasses.replace(sent, router=RouterCount(4001, 4000))
+    found = faults_of(dataclasses.replace(good, sent=(twice,)))
+    assert found[0] == "bert: 4000 sent, its router took 4001: something sent them twice"
+    is_served = sent.is_served.copy()
+    is_served[:3] = False
+    one = dataclasses.replace(
+        sent, is_served=is_served, refused={"504 late": 2}, failed={"timeout": 1},
+        router=RouterCount(4000, 3997, {"late": 2}),
+    )  # fmt: skip
+    told = dataclasses.replace(good, sent=(one,))
+    assert faults_of(told) == []
+    assert "4000 sent = 3997 answered + 2 refused + 1 failed or timed out + 0 un" in accounted([told])
+    silent = dataclasses.replace(one, router=RouterCount(4000, 3997))
+    (text,) = faults_of(dataclasses.replace(good, sent=(silent,)))
+    assert text.startswith("bert: its router took 4000 and completed 3997, with only 1 refused")
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:

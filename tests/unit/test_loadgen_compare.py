@@ -291,3 +291,32 @@ def test_a_bound_that_replicates_do_not_give_is_unbounded() -> None:
     assert (line.verdict, line.high) == ("worse", None)
     assert line.low is not None
     assert "to unbounded" in sheet(beside(run(1), some, metrics=("latency_p90",))).rows[0][5]
+
+
+def test_a_mean_is_not_better_because_slow_requests_failed() -> None:
+    """B loses its slowest fifth: the mean of what is left is far lower, and says nothing good of B."""
+    a, b = run(1), run(1)
+    for row in sorted(b, key=lambda row: row.last_s - row.scheduled_s)[-240:]:
+        row.status, row.error = 0, "timeout: no whole answer within 1 s"
+    [mean] = beside(a, b, metrics=("latency_mean",)).lines
+    assert mean.verdict == "undefined"
+    assert mean.because == "a mean is of served requests, and B failed more: see failure_share"
+    [other] = beside(b, a, metrics=("latency_mean",)).lines
+    assert (other.verdict, "A failed more" in other.because) == ("undefined", True)
+
+
+def test_requests_that_are_missing_from_a_file_are_told(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    kept = [row for row in run(1) if row.index not in (7, 8)]
+    a = requestlog.write(kept, tmp_path / "a.jsonl")
+    b = requestlog.write(kept, tmp_path / "b.jsonl")
+    with pytest.raises(
+        CompareError, match="A is not whole: 2 requests up to 1199 are not in the file, the first is 7"
+    ):
+        compare(a, b)
+    assert any("B is not whole" in note for note in compare(a, b, is_forced=True).notes)
+    lines = (folders[1] / "requests.jsonl").read_bytes().splitlines(keepends=True)
+    (folders[1] / "requests.jsonl").write_bytes(b"".join(lines[:1000]))
+    with pytest.raises(
+        CompareError, match=r"B is not whole: requests\.jsonl has 1000 requests, report\.json 1200"
+    ):
+        compare(*folders)

@@ -71,6 +71,19 @@ def test_a_trace_too_short_for_its_rate_is_told_and_ends_a_search(counted: Path)
     assert caught.value.count == 721
 
 
+def test_a_trace_that_ends_before_the_run_is_told(counted: Path) -> None:
+    """Three minutes with arrivals at 10x speed last 18 s; the rest of a minute is silent."""
+    long = made(counted, speed=10.0, duration_s=60.0)
+    [note] = long.notes
+    assert note == (
+        f"trace: its last invocation is at {long.times_s[-1]:.4g} s at 10x speed; "
+        "nothing is sent from there to --duration (60 s)"
+    )
+    assert long.duration_s == 60.0
+    assert made(counted, speed=10.0, duration_s=6.0).notes == (), "the trace goes on"
+    assert made(counted, speed=10.0).notes == (), "the trace says how long the run is"
+
+
 def test_a_search_needs_a_replay_that_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "gaps.txt"
     path.write_text("0.1\n0.2\n")

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.load_reports import rows
 
 from keystage.loadgen import requestlog
 from keystage.loadgen.requestlog import RequestLog, RequestLogError
+from keystage.loadgen.sender import Row
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -79,3 +81,20 @@ def test_a_full_disk_is_told_at_the_end() -> None:
         log.add(row)
     with pytest.raises(OSError, match=os.strerror(28)):
         log.close()
+
+
+def test_a_line_without_end_is_refused_before_it_fills_memory() -> None:
+    with pytest.raises(RequestLogError, match="line 1: longer than 65536 bytes"):
+        requestlog.read(Path("/dev/zero"))
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
+    def broken() -> Iterator[Row]:
+        yield from rows(3, 20)
+        raise KeyboardInterrupt
+
+    before = requestlog.write(rows(3, 10), tmp_path / "r.jsonl").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        requestlog.write(broken(), tmp_path / "r.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+    assert (tmp_path / "r.jsonl").read_bytes() == before

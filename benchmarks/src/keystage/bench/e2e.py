@@ -35,11 +35,13 @@ from keystage.bench.paper_models import MODELS
 from keystage.bench.paper_policies import OURS
 from keystage.bench.results_page import write_page
 from keystage.bench.sim_vs_local import Profile
+from keystage.bench.whole_faults import accounted, faults_of
 from keystage.bench.whole_models import described
+from keystage.bench.whole_partial import finished, keep, note_failure
 from keystage.bench.whole_score import live_score
 from keystage.bench.whole_table import Pair, draw, policy_figures, rows, sim_figures
 from keystage.bench.whole_twin import measured_beside, simulated
-from keystage.bench.whole_world import Outcome, measure
+from keystage.bench.whole_world import Outcome, WholeError, measure
 
 
 def run(*, quick: bool = False, full: bool = False, out: Path = Path("out")) -> BenchResult:
@@ -51,7 +53,7 @@ def run(*, quick: bool = False, full: bool = False, out: Path = Path("out")) -> 
         out: the picture goes to its folder `e2e`.
 
     Raises:
-        WholeError: the platform did not do what a run needs.
+        WholeError: every cell failed.
         NoAnswers: requests of the idle world failed.
     """
     size = FULL if full else QUICK if quick else SHORT
@@ -60,53 +62,63 @@ def run(*, quick: bool = False, full: bool = False, out: Path = Path("out")) -> 
     pairs: list[Pair] = []
     runs: list[tuple[Cell, str, Outcome]] = []
     texts: list[str] = []
-    for cell in size.cells():
-        ours = 0.0
-        for policy in size.policies:
-            begun_s = time.monotonic()
-            allocation = best_static(cell, ours, profile) if policy == OFF else ()
+    failed: list[str] = []
+    cells = [(cell, policy) for cell in size.cells() for policy in size.policies]
+    ours: dict[Cell, float] = {}
+    for done, (cell, policy) in enumerate(cells, 1):
+        begun_s = time.monotonic()
+        label = f"cv {cell.cv:g} seed {cell.seed} {policy}"
+        try:
+            if policy == OFF and cell not in ours:
+                raise WholeError(f"{OURS} failed in this cell, so its replica-seconds are not known")
+            allocation = best_static(cell, ours[cell], profile) if policy == OFF else ()
             outcome = measure(plan(cell, policy, allocation))
-            pair = Pair(
-                f"cv {cell.cv:g}",
-                f"{cell.cv:g}",
-                cell.seed,
-                policy,
-                live_score(outcome),
-                simulated(outcome, profile, cell.seed),
-            )
-            pairs.append(pair)
-            runs.append((cell, policy, outcome))
-            if policy == OURS:
-                ours = sum(outcome.replicas[0])
-            if policy == OFF:
-                numbers = "-".join(map(str, allocation))
-                texts.append(f"cv {cell.cv:g}, seed {cell.seed}: {numbers} for {ours:.2f}")
-            print(
-                f"cv {cell.cv:g} seed {cell.seed} {policy}: mean {1e3 * pair.live.mean_s:.0f} ms, "
-                f"{time.monotonic() - begun_s:.0f} s",
-                file=sys.stderr,
-            )
+        except WholeError as error:
+            note_failure(failed, label, error)
+            continue
+        pair = Pair(
+            f"cv {cell.cv:g}",
+            f"{cell.cv:g}",
+            cell.seed,
+            policy,
+            live_score(outcome),
+            simulated(outcome, profile, cell.seed),
+        )
+        pairs.append(pair)
+        runs.append((cell, policy, outcome))
+        if policy == OURS:
+            ours[cell] = sum(outcome.replicas[0])
+        if policy == OFF:
+            numbers = "-".join(map(str, allocation))
+            texts.append(f"cv {cell.cv:g}, seed {cell.seed}: {numbers} for {ours[cell]:.2f}")
+        print(
+            f"{label}: mean {1e3 * pair.live.mean_s:.0f} ms, {time.monotonic() - begun_s:.0f} s",
+            file=sys.stderr,
+        )
+        so_far = _result(pairs, _notes(profile, runs, texts), use)
+        keep("e2e", so_far, out, f"{done} of {len(cells)} cells, {len(failed)} of them failed")
+    if not runs:
+        raise WholeError(f"all {len(cells)} cells failed, the first with: {failed[0]}")
     picture = draw(
         out / "e2e" / "e2e.png",
         pairs,
         "CV of arrivals",
         "bench e2e: the real local platform with emulated devices (through) and the simulator (dashed)",
     )
-    disturbance = use.disturbance()
-    result = BenchResult(
-        rows(pairs),
-        policy_figures(pairs, OURS) | sim_figures(pairs),
-        _notes(profile, runs, texts, picture),
-        disturbance,
-    )
+    notes = [*_notes(profile, runs, texts), f"picture: {picture}"]
+    result = finished("e2e", _result(pairs, notes, use), out, failed)
     if not quick:
         write_page("e2e", "Every policy on the real local platform", result)
     return result
 
 
-def _notes(
-    profile: Profile, runs: list[tuple[Cell, str, Outcome]], static: list[str], picture: Path
-) -> list[str]:
+def _result(pairs: list[Pair], notes: list[str], use: MachineUse) -> BenchResult:
+    return BenchResult(
+        rows(pairs), policy_figures(pairs, OURS) | sim_figures(pairs), notes, use.disturbance()
+    )
+
+
+def _notes(profile: Profile, runs: list[tuple[Cell, str, Outcome]], static: list[str]) -> list[str]:
     cells = {(cell.cv, cell.seed): cell for cell, _, _ in runs}
     achieved = ", ".join(f"{cv:g}: {achieved_cv(c.times_s()):.2f}" for (cv, _), c in cells.items())
     first = runs[0][0]
@@ -115,12 +127,18 @@ def _notes(
     lag_ms = [1e3 * float(one.lag_s.mean()) for _, _, outcome in runs for one in outcome.sent]
     busy = [outcome.used_cores for _, _, outcome in runs]
     lost = {
-        f"{policy} at cv {cell.cv:g}": {**one.refused, **one.failed}
+        f"{policy} at cv {cell.cv:g}, seed {cell.seed}": {**one.refused, **one.failed}
         for cell, policy, outcome in runs
         for one in outcome.sent
         if one.refused or one.failed
     }
     return [
+        *(
+            f"FAILED: {policy} at cv {cell.cv:g}, seed {cell.seed}: {text}"
+            for cell, policy, outcome in runs
+            for text in faults_of(outcome)
+        ),
+        accounted([outcome for _, _, outcome in runs]),
         (
             f"emulated: devices, which sleep alpha b + beta; QUART's Table 1 in four stages: "
             f"{described([MODELS.index(MODEL)])}; parameters and activations of its size are not moved"
@@ -154,5 +172,4 @@ def _notes(
             f"{max(outcome.most_replicas for _, _, outcome in runs)}"
         ),
         f"not served: {lost or 'none'}",
-        f"picture: {picture}",
     ]

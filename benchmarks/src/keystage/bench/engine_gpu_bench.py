@@ -67,7 +67,7 @@ class Sizes:
     many: int = 16
     kv_bytes: int = 12 << 30
     rate_s: float = 6.0
-    rival_tokens: int = 24
+    rival_tokens: int = 64
 
 
 DRY = Sizes(

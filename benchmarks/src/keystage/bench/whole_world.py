@@ -15,10 +15,12 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import psutil
 
@@ -139,6 +141,8 @@ def measure(plan: Plan) -> Outcome:
         outcome = asyncio.run(_measure(plan))
     except LocalError as error:
         raise WholeError(str(error)) from error
+    except (aiohttp.ClientError, BrokenProcessPool, TimeoutError) as error:
+        raise WholeError(f"a process of the run did not answer: {type(error).__name__}: {error}") from error
     return dataclasses.replace(outcome, left_over=tuple(one for one in _below() if one not in before))
 
 
@@ -158,13 +162,28 @@ async def _measure(plan: Plan) -> Outcome:
             urls = [f"{world.gateway_url}/function/{s.name}" for s in plan.served]
             urls = urls if plan.through_gateway else routers
             rival = None if is_ours else plan.order
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            with _client_pool() as pool:
                 async with _steering(world, rival, plan.budget_replicas) as steered:
                     loop = asyncio.get_running_loop()
                     lost = await loop.run_in_executor(pool, whole_client.warm_up, urls)
                     if lost:
                         raise WholeError(f"{lost} of the warm-up's requests were not served: no result")
                     return await _observe(plan, world, urls, routers, pool, steered)
+
+
+@contextlib.contextmanager
+def _client_pool() -> Iterator[ProcessPoolExecutor]:
+    """The process of the client; ended with a run that is broken off, else it would send all it has."""
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 async def _deploy(world: LocalWorld, folder: Path, served: Served) -> None:
@@ -244,6 +263,7 @@ async def _observe(
     times = [served.times_s for served in plan.served]
     loop = asyncio.get_running_loop()
     sending = loop.run_in_executor(pool, whole_client.send, urls, routers, times, start_s)
+    sending.add_done_callback(lambda one: one.cancelled() or one.exception())  # told once, by whoever waits
     clients = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     await asyncio.sleep(max(0.0, start_s - time.monotonic()))
     watch = ReplicaWatch(world, [name for served in plan.served for name in served.functions])

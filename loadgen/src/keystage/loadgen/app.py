@@ -7,10 +7,13 @@ Nothing is measured here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import signal
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -100,11 +103,12 @@ def load(options: LoadOptions) -> int:
 
     0 if anything was served (failures are in the report), 1 if nothing was or the report could not be
     written, 2 for bad input, 3 if the run is no measurement (`validity`; the report is written all the same),
-    130 after Ctrl-C (what was measured until then is written, and marked as no measurement).
+    130 after Ctrl-C or SIGTERM (what was measured until then is written, and marked as no measurement).
     """
     out = console()
     try:
-        made = replay(options, out)
+        with _term_as_interrupt():
+            made = replay(options, out)
     except (OptionError, TraceError) as error:
         _complain(f"{error}")
         return EXIT_BAD_INPUT
@@ -122,6 +126,23 @@ def load(options: LoadOptions) -> int:
     if not made.requests.served:
         return EXIT_NOTHING_SERVED
     return EXIT_OK if made.valid else EXIT_INVALID
+
+
+@contextlib.contextmanager
+def _term_as_interrupt() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: so a container that is stopped leaves what was measured.
+
+    As the first process of a container it would else be ignored, and the process killed in the end.
+    """
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not heeds:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _complain(told: str) -> None:

@@ -30,6 +30,10 @@ class _Count(msgspec.Struct):
     count: int
 
 
+class _Requests(msgspec.Struct):
+    sent: int
+
+
 class _Version(msgspec.Struct):
     version: int
     plan: msgspec.Raw = msgspec.Raw(b"null")
@@ -43,6 +47,7 @@ class _Saved(msgspec.Struct):
     plan: PlanFacts
     slo: Slo
     ttft_s: _Count
+    requests: _Requests
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,10 +121,23 @@ def objections(a: Run, b: Run) -> list[str]:
     for name, run in (("A", a), ("B", b)):
         if run.saved is not None and not run.saved.valid:
             found.append(f"{name} is not valid: {'; '.join(run.saved.invalid_because)}")
+        elif absent := _absent(run):
+            found.append(f"{name} is not whole: {absent}")
     if a.saved is not None and b.saved is not None and _limits(a.saved.slo) != _limits(b.saved.slo):
         shown = [bounds(saved.slo) or "none" for saved in (a.saved, b.saved)]
         found.append(f"SLOs differ: {shown[0]}; {shown[1]}")
     return found
+
+
+def _absent(run: Run) -> str:
+    """Which requests a file lacks, in words: those that end last, the slow ones, are lost first."""
+    if run.saved is not None and len(run.rows) != run.saved.requests.sent:
+        return f"{requestlog.FILE} has {len(run.rows)} requests, {report.FILE} {run.saved.requests.sent}"
+    lacking = run.rows[-1].index + 1 - len(run.rows)
+    if not lacking:
+        return ""
+    places = (place for place, row in enumerate(run.rows) if row.index != place)
+    return f"{lacking} requests up to {run.rows[-1].index} are not in the file, the first is {next(places)}"
 
 
 def _limits(slo: Slo) -> tuple[float | None, float | None, float | None]:

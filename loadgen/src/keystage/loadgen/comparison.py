@@ -5,7 +5,8 @@ Comes after `measures` and uses `resampling` and `intervals`; `compare` reads th
 Family-wise error: with m intervals formed, each has the error alpha / m (Bonferroni), so that two runs of
 one system are called different in any of them with at most alpha. A verdict says what B is beside A:
 `better`, `worse`, `no difference` (the interval holds 0: none was found, not: there is none), `too few data`
-and `undefined` (a percentile that falls on failed requests).
+and `undefined` (a percentile that falls on failed requests, or a mean that is the better one of a run that
+failed more: slow requests that are lost leave a lower mean).
 
 Shares of failed requests: an exact interval, never too narrow for independent requests; since failures
 come in clumps it is widened to the block bootstrap's where that one reaches further.
@@ -183,6 +184,7 @@ class _Job:
     higher_is_better: bool = False
     differences: Floats | None = None
     shares: tuple[tuple[int, int], tuple[int, int]] | None = None
+    more_failed: str = ""
 
 
 def _sample(side: Side, of: Callable[[Row], float | None], span_s: float) -> Sample:
@@ -232,7 +234,8 @@ def _times(asked: Sequence[str], a: Sample, b: Sample, weights: Weights, too_few
                 f"{served} served requests, at least {MEAN_REQUESTS}" if served < MEAN_REQUESTS else ""
             )
             differences = None if too_few else resampling.spread(a, b, weights, resampling.means)
-        made.append(_time_job(metric, points, reason, differences))
+        job = _time_job(metric, points, reason, differences)
+        made.append(job if metric in ranked else dataclasses.replace(job, more_failed=_more_failed(a, b)))
     return made
 
 
@@ -262,6 +265,12 @@ def _rank(values: Floats, share: float) -> float | None:
     place = max(math.ceil(share * len(values) - 1e-9), 1) - 1
     found = float(np.partition(values, place)[place])
     return found if math.isfinite(found) else None
+
+
+def _more_failed(a: Sample, b: Sample) -> str:
+    """Which run lost the larger share, empty if neither: a mean leaves out what was lost."""
+    lost = [float(np.isinf(s.values).mean()) if len(s.values) else 0.0 for s in (a, b)]
+    return "" if lost[0] == lost[1] else "AB"[lost[1] > lost[0]]
 
 
 def _mean(values: Floats) -> float | None:
@@ -310,6 +319,9 @@ def _judged(job: _Job, alpha: float, blocks: Blocks) -> Line:
     verdict = "no difference"
     if low > 0 or high < 0:
         verdict = "better" if (low > 0) == job.higher_is_better else "worse"
+    if (verdict == "better" and job.more_failed == "B") or (verdict == "worse" and job.more_failed == "A"):
+        told = f"a mean is of served requests, and {job.more_failed} failed more: see failure_share"
+        return dataclasses.replace(line, verdict="undefined", because=told)
     return dataclasses.replace(
         line,
         low=low if math.isfinite(low) else None,

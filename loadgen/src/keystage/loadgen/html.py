@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from keystage.loadgen import curves, measures
+from keystage.loadgen import curves, files, measures
 from keystage.loadgen.charts import Chart, Line, svg
 from keystage.loadgen.curves import Span
 from keystage.loadgen.report import Report
@@ -64,7 +64,8 @@ def write(report: Report, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
-    path.write_text(page(report), encoding="utf-8")
+    with files.whole(path) as part:
+        part.write_text(page(report), encoding="utf-8")
     return path
 
 

@@ -30,6 +30,8 @@ Ints = npt.NDArray[np.int32]
 
 _MINUTE_S = 60.0
 _MOST_TOKENS = 2**31 - 1
+_SILENT_RATIO = 0.01
+"""Share of a run that may be silent at its end without a word: no arrivals reach the very end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,7 @@ class _Columns:
         self._mapped = mapped
         self._target_of: dict[str, int] = {}
         self.count = 0
+        self.is_whole = False  # the file ended before the schedule did
         self.at_s: list[Floats] = []
         self.context: list[Ints] = []
         self.generated: list[Ints] = []
@@ -146,6 +149,11 @@ def replayed(options: LoadOptions, path: Path, target: Target) -> Replayed:
     notes = [f"trace: {told}" for told in trace.facts.notes.values()]
     if count < wanted:
         notes.append(f"trace: its {count} invocations last {duration_s:.4g} s at this rate, not --duration")
+    if options.rate_rps is None and columns.is_whole and times[-1] < (1 - _SILENT_RATIO) * duration_s:
+        notes.append(
+            f"trace: its last invocation is at {times[-1]:.4g} s at {options.speed or 1.0:g}x speed; "
+            f"nothing is sent from there to --duration ({duration_s:g} s)"
+        )
     if mapped is not None and (missing := unseen(mapped, columns.functions)):
         notes.append(missing)
     whose = f", functions mapped to {len(mapped.pipelines)} pipelines" if mapped is not None else ""
@@ -183,6 +191,8 @@ def _read(options: LoadOptions, trace: Trace, mapped: Mapping | None) -> _Column
             )
         if count < len(block.at_s) or columns.count == wanted:
             break
+    else:
+        columns.is_whole = True
     return columns
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keystage.loadgen import curves, measures
+from keystage.loadgen import curves, files, measures
 from keystage.loadgen.report import Report
 from keystage.loadgen.series import WINDOW_S, StageSample
 
@@ -25,6 +25,9 @@ MOST_POINTS = 20_000
 """Beyond it a point a request takes long to draw and hides the others: percentiles over time are drawn."""
 
 
+FILES = ("latency.png", "arrivals.png", "slo.png", "stages.png")
+
+
 def draw(report: Report, folder: Path) -> list[Path]:
     """Writes the plots the report has data for, and returns their paths.
 
@@ -32,17 +35,18 @@ def draw(report: Report, folder: Path) -> list[Path]:
         OSError: if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted: list[tuple[str, Callable[[Report], Any], bool]] = [
-        ("latency.png", latency, report.requests.served > 0),
-        ("arrivals.png", arrivals, report.requests.sent > 0),
-        ("slo.png", slo, bool(report.attainment)),
-        ("stages.png", stages, bool(report.samples)),
+    wanted: list[tuple[Callable[[Report], Any], bool]] = [
+        (latency, report.requests.served > 0),
+        (arrivals, report.requests.sent > 0),
+        (slo, bool(report.attainment)),
+        (stages, bool(report.samples)),
     ]
     paths = []
-    for name, figure, has_data in wanted:
+    for name, (figure, has_data) in zip(FILES, wanted, strict=True):
         if has_data:
             path = folder / name
-            figure(report).savefig(path, dpi=_DPI)
+            with files.whole(path) as part:
+                figure(report).savefig(part, dpi=_DPI, format="png")
             paths.append(path)
     return paths
 

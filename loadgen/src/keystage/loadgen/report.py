@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from keystage.loadgen import arrivals, measures, planfacts, requestlog, validity
+from keystage.loadgen import arrivals, files, measures, planfacts, requestlog, validity
 from keystage.loadgen.capacity import Capacity
 from keystage.loadgen.histogram import Histogram, HistogramRecord
 from keystage.loadgen.machine import Machine
@@ -334,7 +334,8 @@ def write(report: Report, folder: Path, *, has_requests: bool = False) -> list[P
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / FILE, folder / requestlog.FILE]
-    paths[0].write_bytes(to_json(report) + b"\n")
     if not has_requests:
         requestlog.write(report.rows, paths[1])
+    with files.whole(paths[0]) as part:
+        part.write_bytes(to_json(report) + b"\n")
     return paths

@@ -21,11 +21,15 @@ from typing import IO, Self
 
 import msgspec
 
+from keystage.loadgen import files
 from keystage.loadgen.sender import Row
 
 FILE = "requests.jsonl"
 
 WRITE_EVERY_S = 0.5
+MAX_LINE_BYTES = 1 << 16
+"""An error holds 200 bytes of an answer; a file that is another's may have no line break at all."""
+
 _BATCH = 200
 """Rows encoded before the thread gives the interpreter away: about 0.2 ms."""
 
@@ -109,7 +113,7 @@ def write(rows: Iterable[Row], path: Path) -> Path:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     encode = msgspec.json.Encoder().encode
-    with path.open("wb") as file:
+    with files.whole(path) as part, part.open("wb") as file:
         file.writelines(encode(row) + b"\n" for row in rows)
     return path
 
@@ -127,7 +131,11 @@ def read(path: Path) -> tuple[list[Row], list[str]]:
     decode = msgspec.json.Decoder(Row).decode
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise RequestLogError(
+                        f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes, which no request is"
+                    )
                 if not line.endswith(b"\n"):
                     notes.append(f"{path}, line {number}: broken off, left out")
                     break

@@ -17,7 +17,18 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from keystage.loadgen import capacity, closed_loop, html, machine, measures, plots, report, requestlog, table
+from keystage.loadgen import (
+    capacity,
+    closed_loop,
+    files,
+    html,
+    machine,
+    measures,
+    plots,
+    report,
+    requestlog,
+    table,
+)
 from keystage.loadgen.monitor import Monitor, Watched
 from keystage.loadgen.options import LoadOptions, OptionError
 from keystage.loadgen.plan import Plan
@@ -196,6 +207,7 @@ def _following(
         told: list[Progress] = []
         if options.out is not None:
             try:
+                files.remove(options.out, (report.FILE, html.FILE, *plots.FILES))
                 log = stack.enter_context(requestlog.RequestLog(options.out / requestlog.FILE))
             except OSError as error:
                 raise OptionError(f"--out {options.out} cannot be written: {error.strerror}") from error

@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from keystage.loadgen import files
 from keystage.loadgen.options import (
     DEFAULT_SEARCH_ATTAINMENT,
     DEFAULT_SEARCH_PRECISION,
@@ -265,7 +266,8 @@ def write(found: Outcome, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    with files.whole(path) as part:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     return path
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import hmac
+import socket
 import time
 
 import msgspec
@@ -27,6 +28,9 @@ TELL_S = 0.2
 MOST_ROWS = 4096
 IDLE_S = 600.0
 """Without a word before the start a run is given up, so that one whose asker vanished blocks no other."""
+
+LOST_S = 30.0
+"""What is told stays unacknowledged for so long: whoever asked is lost, and the sending ends."""
 
 MIN_SECRET_BYTES = 16
 
@@ -55,14 +59,15 @@ class Agent:
         if self._busy.locked():
             return web.Response(status=409, text="a run is under way\n")
         async with self._busy:
-            socket = web.WebSocketResponse(max_msg_size=0, compress=False)
-            await socket.prepare(request)
-            run = _Run(socket)
+            answer = web.WebSocketResponse(max_msg_size=0, compress=False)
+            await answer.prepare(request)
+            _bound_silence(request)
+            run = _Run(answer)
             try:
                 await run.follow()
             finally:
                 await run.close()
-            return socket
+            return answer
 
 
 class _Run:
@@ -145,14 +150,23 @@ class _Run:
         self._ended.append(messages.fields(row))
 
     async def _tell_often(self) -> None:
+        """Rows as they end, and none where none has: whoever asked knows by it that this machine lives."""
         while True:
             await asyncio.sleep(TELL_S)
+            await self._tell_some()
             while self._ended:
                 await self._tell_some()
 
     async def _tell_some(self) -> None:
         some, self._ended = self._ended[:MOST_ROWS], self._ended[MOST_ROWS:]
         await self._tell(messages.Rows(some))
+
+
+def _bound_silence(request: web.Request) -> None:
+    """Ends a connection whose other machine acknowledges nothing: a part goes on being told, or is idle."""
+    connection = None if request.transport is None else request.transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_S * 1000))
 
 
 async def serve(host: str, port: int, secret: str, ready: asyncio.Future[int] | None = None) -> None:

@@ -48,6 +48,10 @@ class Offset:
     error_s: float
 
 
+SILENCE_S = 30.0
+"""An agent that is sending tells something every `TELL_S`; after this long without a word it is lost."""
+
+
 class _Link:
     """A connection to one agent."""
 
@@ -74,6 +78,20 @@ class _Link:
         if isinstance(told, messages.Refused):
             raise SenderError([f"agent {self.name}: {told.reason}"])
         return told
+
+    async def hear_soon(self) -> messages.AgentTold:
+        """The next message of an agent that is sending.
+
+        Raises:
+            SenderError: as `hear`, or it said nothing for `SILENCE_S`.
+        """
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                return await self.hear()
+        except TimeoutError as error:
+            raise SenderError(
+                [f"agent {self.name}: no word for {SILENCE_S:g} s: it, its machine or its network is lost"]
+            ) from error
 
     async def offset(self) -> Offset:
         """Measures the agent's clock."""
@@ -150,7 +168,7 @@ class FleetSender:
         """Takes an agent's rows until it has finished."""
         link, rows, step = self._links[number], self._parts.rows, len(self._links)
         while True:
-            match await link.hear():
+            match await link.hear_soon():
                 case messages.Rows(some):
                     for told in some:
                         row = messages.fill(rows, (number + told[0] * step, *told[1:]))
@@ -166,6 +184,18 @@ class FleetSender:
                     return
                 case _:
                     pass
+
+
+@contextlib.asynccontextmanager
+async def _ready_soon(link: _Link) -> AsyncIterator[None]:
+    """Bounds what an agent takes to become ready; one whose machine dies would else be waited for."""
+    try:
+        async with asyncio.timeout(READY_S):
+            yield
+    except TimeoutError as error:
+        raise SenderError([f"agent {link.name} was not ready within {READY_S:g} s"]) from error
+    except ConnectionError as error:
+        raise SenderError([f"agent {link.name}: the connection ended ({error})"]) from error
 
 
 @contextlib.asynccontextmanager
@@ -201,30 +231,31 @@ async def prepared_on(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         for agent in agents:
             try:
-                socket = await stack.enter_async_context(
-                    session.ws_connect(
-                        agent.rstrip("/") + PATH,
-                        headers={"Authorization": f"Bearer {secret}"},
-                        max_msg_size=0,
+                async with asyncio.timeout(QUESTION_S):
+                    socket = await stack.enter_async_context(
+                        session.ws_connect(
+                            agent.rstrip("/") + PATH,
+                            headers={"Authorization": f"Bearer {secret}"},
+                            max_msg_size=0,
+                        )
                     )
-                )
             except aiohttp.WSServerHandshakeError as error:
                 why = {401: "the secret is another", 409: "a run is under way"}
                 told = why.get(error.status, f"it answers {error.status}")
                 raise SenderError([f"agent {agent}: {told}"]) from error
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            except TimeoutError as error:
+                raise SenderError([f"agent {agent} did not answer within {QUESTION_S:g} s"]) from error
+            except (aiohttp.ClientError, OSError) as error:
                 raise SenderError([f"agent {agent} cannot be reached: {error}"]) from error
             links.append(_Link(agent, socket))
         for number, link in enumerate(links):
             part = await asyncio.to_thread(parts.part, number, len(links))
-            await link.tell(messages.Prepare(part, None if processes == "auto" else processes))
+            async with _ready_soon(link):
+                await link.tell(messages.Prepare(part, None if processes == "auto" else processes))
             del part
         for link in links:
-            try:
-                async with asyncio.timeout(READY_S):
-                    await link.hear()
-            except TimeoutError as error:
-                raise SenderError([f"agent {link.name} was not ready within {READY_S:g} s"]) from error
+            async with _ready_soon(link):
+                await link.hear()
         try:
             offsets = await asyncio.gather(*(link.offset() for link in links))
         except (TimeoutError, ConnectionError) as error:

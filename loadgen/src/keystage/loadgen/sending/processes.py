@@ -141,7 +141,7 @@ class Processes:
         for process in self._processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    os.kill(process.pid, signal.SIGKILL)  # kill() may take its end from asyncio's watcher
         for process in self._processes:
             assert process.stdout is not None
             while await process.stdout.read(1 << 20):
