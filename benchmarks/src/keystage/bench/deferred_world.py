@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from keystage.bench.world_logs import telling_why
 from keystage.bundle.api import Pipeline
 from keystage.bundle.store import write
 from keystage.loadgen.arrivals import synthetic
@@ -151,17 +152,18 @@ async def opened(served: Served, batchings: Sequence[str]) -> AsyncIterator[Defe
     """Brings one pipeline up for each batching; each has answered some requests when it is there."""
     with tempfile.TemporaryDirectory(prefix="keystage-deferred-") as folder:
         home = Path(folder)
-        async with LocalWorld(home / "home", gateway_port=None, controller=False) as world:
-            urls: dict[str, str] = {}
-            for place, batching in enumerate(batchings):
-                urls[batching] = await _deploy(world, home, served, batching, f"d{place}")
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                async with aiohttp.ClientSession() as session:
-                    opened_world = DeferredWorld(served, urls, session, pool)
-                    for batching, url in urls.items():
-                        await asyncio.gather(*(_ask(session, served, url) for _ in range(WARM_BODIES)))
-                        await opened_world.run(batching, Load(20.0, 1.0, 1.0, 0.0, 1))
-                    yield opened_world
+        with telling_why(home / "home"):
+            async with LocalWorld(home / "home", gateway_port=None, controller=False) as world:
+                urls: dict[str, str] = {}
+                for place, batching in enumerate(batchings):
+                    urls[batching] = await _deploy(world, home, served, batching, f"d{place}")
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                    async with aiohttp.ClientSession() as session:
+                        opened_world = DeferredWorld(served, urls, session, pool)
+                        for batching, url in urls.items():
+                            await asyncio.gather(*(_ask(session, served, url) for _ in range(WARM_BODIES)))
+                            await opened_world.run(batching, Load(20.0, 1.0, 1.0, 0.0, 1))
+                        yield opened_world
 
 
 async def _deploy(world: LocalWorld, home: Path, served: Served, batching: str, name: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from keystage.bench.world_logs import telling_why
 from keystage.bundle.program import bundle_program
 from keystage.bundle.store import load
 from keystage.local.api import Deployment
@@ -193,14 +194,17 @@ async def serving(
 
     front = function("front", "stage", KEYSTAGE_STAGES="0", KEYSTAGE_DEVICE=device)
     work = function("work", "stage", KEYSTAGE_STAGES=f"1-{last}", KEYSTAGE_DEVICE=device)
-    async with LocalWorld(home / "world", gateway_port=None, controller=False, keysmanager=False) as world:
-        await world.deploy(function("bench", "router"), front, work)
-        if devices > 1:
-            await world.scale("work", devices)
-        router = (await world.wait_ready("bench", 1, READY_S))[0]
-        await world.wait_ready("front", 1, READY_S)
-        await world.wait_ready("work", devices, READY_S)
-        connector = aiohttp.TCPConnector(limit=0)
-        timeout = aiohttp.ClientTimeout(total=600)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            yield Serving(f"http://{router.address}", session)
+    with telling_why(home / "world"):
+        async with LocalWorld(
+            home / "world", gateway_port=None, controller=False, keysmanager=False
+        ) as world:
+            await world.deploy(function("bench", "router"), front, work)
+            if devices > 1:
+                await world.scale("work", devices)
+            router = (await world.wait_ready("bench", 1, READY_S))[0]
+            await world.wait_ready("front", 1, READY_S)
+            await world.wait_ready("work", devices, READY_S)
+            connector = aiohttp.TCPConnector(limit=0)
+            timeout = aiohttp.ClientTimeout(total=600)
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+                yield Serving(f"http://{router.address}", session)

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from keystage.bench.frame import BenchError
+from keystage.bench.world_logs import log_ends
 from keystage.bundle import store
 from keystage.bundle.api import Pipeline
 from keystage.loadgen.lengths import Length
@@ -30,10 +31,7 @@ from keystage.local.pipeline import deployments_for
 from keystage.local.world import LocalWorld
 
 READY_S = 200.0
-LOG_LINES = 12
-"""Of each worker, when something went wrong."""
 WARM_PROMPT, WARM_TOKENS = 16, 8
-_TELLING = ("WARNING", "ERROR", "Error", "failed")
 _HAND_OFF = re.compile(r"keystage\.worker\.(?:device|cuda)_lane: (.*)")
 _ADDRESS = re.compile(r"ipc://\S+/")
 
@@ -141,7 +139,7 @@ async def serving(setup: Setup, tell: Callable[[str], None]) -> AsyncIterator[Up
                 async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
                     yield Up(url, session, pipeline, home)
         except BaseException:
-            tell(_logs(home))
+            tell(log_ends(home))
             raise
 
 
@@ -160,16 +158,6 @@ async def _replicate(world: LocalWorld, setup: Setup, made: list[Deployment]) ->
         made = made + more
     for function in made[1:]:
         await world.wait_ready(function.service, 1, READY_S)
-
-
-def _logs(home: Path) -> str:
-    ends, told = [], []
-    for path in sorted((home / "logs").glob("*.log")):
-        lines = path.read_text(errors="replace").splitlines()
-        telling = [line for line in lines if any(word in line for word in _TELLING)]
-        ends += [f"--- {path.name}", *lines[-LOG_LINES:]]
-        told += [f"--- {path.name}: warnings and errors", *telling[-LOG_LINES:]] if telling else []
-    return "\n".join([*ends, *told])  # its end is what is kept
 
 
 def prompts_of(pipeline: Pipeline, count: int, length: int) -> list[list[int]]:

@@ -23,6 +23,7 @@ from keystage.router.face import Face
 from keystage.router.metrics import samples
 from keystage.router.node import RouterNode
 from keystage.router.text import load_text
+from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.events import EventLog
@@ -96,6 +97,7 @@ def main() -> int:
     try:
         config = RouterConfig()  # type: ignore[call-arg]  # filled from the environment
         watch_lifeline(config.lifeline_fd)
+        raise_descriptors()  # a connection each, while they wait: a burst is more than a soft limit of 1,024
         asyncio.run(serve(config))
     except (ValidationError, BundleError, EndpointError, WireError) as error:
         print(f"keystage router: {error}", file=sys.stderr)  # noqa: T201

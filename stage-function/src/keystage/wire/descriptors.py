@@ -1,7 +1,7 @@
 """How many files and connections a process may have open.
 
-Used at the start of every process that holds many: gateway, `keystage up`, KeysManager, load generator,
-benchmarks. It must not lower anything.
+Used at the start of every process that holds many: gateway, router, `keystage up`, KeysManager, load
+generator, benchmarks. It must not lower anything.
 """
 
 from __future__ import annotations
