@@ -22,11 +22,13 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from keystage.keysmanager import child, fork_child, holder
 from keystage.keysmanager.api import Hold, Refused, Spawned
 from keystage.keysmanager.channel import Channel, Told
 from keystage.keysmanager.fork_check import ForkError, check_forkable
+from keystage.models import cuda_support
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -55,6 +57,9 @@ PRELOADED = (
     "multiprocessing.resource_tracker",
 )
 """Everything that workers and routers import, also what they import late. An image may lack some."""
+PRELOADED_FOR_GPUS = ("keystage.worker.cuda_executor",)
+"""Beyond those, where there is a GPU: a second of imports."""
+_GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def main(arguments: list[str]) -> int:
@@ -78,14 +83,22 @@ def main(arguments: list[str]) -> int:
     return serve(channel)
 
 
+def has_kernels_for_gpus() -> bool:
+    """Whether replicas may compute on GPUs with kernels of ours; asks no driver, which would start CUDA."""
+    return any(Path(node).exists() for node in _GPU_NODES) and cuda_support.is_available()
+
+
 def preload() -> list[str]:
     """Imports what replicas need; returns what this image lacks."""
     missing = []
-    for name in PRELOADED:
+    has_gpu = has_kernels_for_gpus()
+    for name in (*PRELOADED, *(PRELOADED_FOR_GPUS if has_gpu else ())):
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             missing.append(f"{name} ({error})")
+    if has_gpu:
+        cuda_support.prepare()
     if missing:
         log.info("not preloaded: %s", ", ".join(missing))
     return missing
