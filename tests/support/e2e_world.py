@@ -334,14 +334,18 @@ class World:
         found = self.functions.list(PODS, labels=f"keystage.dev/pool,!{FUNCTION_LABEL}").items
         return [pod for pod in found if is_ready(pod)]
 
-    def ready_nodes(self) -> list[Object]:
-        """Real nodes that are Ready, in order of their names."""
+    def nodes(self) -> list[Object]:
+        """Real nodes, in order of their names."""
         nodes = [
             n
             for n in self.system.list(NODES).items
             if "keystage.dev/played" not in n["metadata"].get("labels", {})
         ]
-        return sorted((n for n in nodes if is_ready(n)), key=lambda n: str(n["metadata"]["name"]))
+        return sorted(nodes, key=lambda n: str(n["metadata"]["name"]))
+
+    def ready_nodes(self) -> list[Object]:
+        """Those of them that are Ready."""
+        return [n for n in self.nodes() if is_ready(n)]
 
     def release_pods(self, component: str) -> list[Object]:
         """Ready pods of one of Keystage's own parts."""
