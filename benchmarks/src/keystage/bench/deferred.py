@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,6 +205,8 @@ async def _round(
             rate_rps = middle * cell.bound_rps
             load = Load(rate_rps, CV, seconds, min(1.0, seconds / 4), 1000 * number + step)
             outcome = await world.run(batching, load)
+            found = f"{outcome.good_ratio:.3f} good, batches of {outcome.batch:.1f}"
+            print(f"{cell.name} {batching}, {rate_rps:.0f}/s: {found}", file=sys.stderr, flush=True)
             if outcome.good_ratio >= GOOD_RATIO:
                 low[batching], best[batching] = middle, outcome
             else:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,7 +149,15 @@ async def _measure(
                 await _warm_up(up, chosen)
                 if name == "module" and index == 0:
                     alone = await _alone(up, chosen)
-                found = [await up.replay(arrivals(chosen, cell, alone)) for cell in cells]
+                found = []
+                for cell in cells:
+                    found.append(await up.replay(arrivals(chosen, cell, alone)))
+                    good, offered = found[-1].good, found[-1].offered
+                    print(
+                        f"{name} {system.batching}, {cell}: {good} of {offered} good",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             known = best.setdefault(name, found)
             best[name] = [
                 max(pair, key=lambda outcome: outcome.good) for pair in zip(known, found, strict=True)
