@@ -89,7 +89,9 @@ def run(*, quick: bool = False, full: bool = False, device: str = "cpu", parts: 
             cells = [dataclasses.replace(c, batchings=(c.batchings[0], *c.batchings[2:])) for c in cells]
         found = [asyncio.run(_measure(cell, rounds, steps, seconds)) for cell in cells]
     result = _result(cells, found, steps, seconds)
-    if not quick and not parts:
+    if not quick and device.startswith("cuda"):
+        write_page("deferred-cuda", "Deferred batching, live, on a GPU", result)
+    elif not quick and not parts:
         write_page("deferred", "Deferred batching, live", result)
     return result
 

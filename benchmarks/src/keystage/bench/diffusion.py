@@ -30,6 +30,7 @@ import numpy as np
 from keystage.bench.diffusion_live import Arrivals, Outcome, Serving, System, serving
 from keystage.bench.frame import BenchError, BenchResult, Figure
 from keystage.bench.neustream_models import DIT_S2
+from keystage.bench.results_page import write_page
 
 MOST_BATCH = 20
 DEVICES = 2
@@ -113,7 +114,12 @@ def run(*, quick: bool = False, full: bool = False, device: str = "cpu") -> Benc
     ]
     with tempfile.TemporaryDirectory(prefix="bench-diffusion-") as folder:
         alone, outcomes = asyncio.run(_measure(chosen, cells, Path(folder)))
-    return result(chosen, cells, alone, outcomes)
+    found = result(chosen, cells, alone, outcomes)
+    if not quick:
+        on_gpu = device.startswith("cuda")
+        name, where = ("diffusion-cuda", "on a GPU") if on_gpu else ("diffusion", "emulated devices")
+        write_page(name, f"A diffusion program live, {where}", found)
+    return found
 
 
 def systems(chosen: Setting) -> dict[str, list[System]]:
