@@ -55,7 +55,7 @@ def test_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {(row["cell"], row["policy"]) for row in result.rows}
     assert kinds == {(c, p) for c in ("as tuned", "equal", "live") for p in ("keystage", "off", "cocktail")}
     assert any(note.startswith("equal GPU-seconds, seed 310, cocktail") for note in result.notes)
-    assert any("unaccounted for 0" in note for note in result.notes)
+    assert any(" + 0 unaccounted for" in note for note in result.notes)
 
 
 def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

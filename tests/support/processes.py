@@ -63,13 +63,17 @@ class EmulatedFunction:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, module: str, replica: str, *, wait: bool = True, pass_fds: tuple[int, ...] = (), **env: str
-    ) -> tuple[subprocess.Popen[bytes], str]:
-        """Starts `keystage.<module>.app` with a listening socket; (process, its HTTP address)."""
+        self, module: str, replica: str, *, wait: bool = True, pass_fds: tuple[int, ...] = (),
+        prefix: tuple[str, ...] = (), **env: str,
+    ) -> tuple[subprocess.Popen[bytes], str]:  # fmt: skip
+        """Starts `keystage.<module>.app` with a listening socket; (process, its HTTP address).
+
+        `prefix`: a command that takes this one, `prlimit` say.
+        """
         listening = listen("127.0.0.1:0")
         port = listening.getsockname()[1]
         process = subprocess.Popen(
-            [sys.executable, "-m", f"keystage.{module}.app"],
+            [*prefix, sys.executable, "-m", f"keystage.{module}.app"],
             env={
                 **os.environ,
                 "KEYSTAGE_PIPELINE": "em",

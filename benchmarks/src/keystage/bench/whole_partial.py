@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keystage.bench.frame import BenchResult, document
+from keystage.loadgen import files
 
 
 def keep(name: str, result: BenchResult, out: Path, missing: str) -> Path:
@@ -31,9 +32,8 @@ def keep(name: str, result: BenchResult, out: Path, missing: str) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     path = partial_path(name, out)
     made = document(name, dataclasses.replace(result, disturbance=f"not run to its end: {missing}"))
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    with files.whole(path) as part:
+        part.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     return path
 
 

@@ -95,10 +95,13 @@ def preload() -> list[str]:
     for name in (*PRELOADED, *(PRELOADED_FOR_GPUS if has_gpu else ())):
         try:
             importlib.import_module(name)
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             missing.append(f"{name} ({error})")
     if has_gpu:
-        cuda_support.prepare()
+        try:
+            cuda_support.prepare()
+        except Exception:  # Triton's own affair, by names it does not promise: no reason to fork nothing
+            log.exception("starts on GPUs take longer: Triton could not be prepared")
     if missing:
         log.info("not preloaded: %s", ", ".join(missing))
     return missing
