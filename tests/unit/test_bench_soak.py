@@ -42,6 +42,14 @@ def test_intervals_hold_a_flat_line_as_often_as_they_say() -> None:
     assert 180 <= held <= 198  # 95 % of 200; outside with a probability below 1 %
 
 
+def test_what_is_a_part_is_judged_by_the_whole() -> None:
+    """A send lag of 0.2 ms that doubles is no drift beside latencies of 80 ms; one that grows by 8 ms is."""
+    for growth_ms, is_growing in ((0.2, False), (8.0, True)):
+        values = 0.2 + growth_ms * AT_S / DURATION_S + 0.001 * noise(4)
+        assert trend(AT_S, values, DURATION_S, part_of=80.0).is_growing is is_growing
+        assert trend(AT_S, values, DURATION_S).is_growing
+
+
 def test_growth_at_the_begin_is_no_trend() -> None:
     filling = np.minimum(AT_S, 90.0)
     found = trend(AT_S, 100 + filling + noise(2), DURATION_S)

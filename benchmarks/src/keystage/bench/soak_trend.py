@@ -38,6 +38,7 @@ class Trend:
         low: lower end of its 95 % interval.
         high: upper end.
         span_s: seconds between the first block's centre and the last one's.
+        part_of: level of what this is a part of, 0: it stands for itself.
     """
 
     level: float
@@ -45,11 +46,13 @@ class Trend:
     low: float
     high: float
     span_s: float
+    part_of: float = 0.0
 
     @property
     def growth_ratio(self) -> float:
-        """Growth over the span as part of the level."""
-        return self.slope * self.span_s / self.level if self.level else 0.0
+        """Growth over the span as part of the level, or of what this is a part of."""
+        level = self.part_of or self.level
+        return self.slope * self.span_s / level if level else 0.0
 
     @property
     def is_growing(self) -> bool:
@@ -73,7 +76,9 @@ class Trend:
         return "falls" if self.high < 0 else "no trend"
 
 
-def trend(at_s: Floats, values: Floats, duration_s: float, *, is_median: bool = False) -> Trend:
+def trend(
+    at_s: Floats, values: Floats, duration_s: float, *, is_median: bool = False, part_of: float = 0.0
+) -> Trend:
     """The trend of samples.
 
     Args:
@@ -81,6 +86,7 @@ def trend(at_s: Floats, values: Floats, duration_s: float, *, is_median: bool = 
         values: the samples.
         duration_s: length of the run.
         is_median: blocks are medians, for latencies; else means.
+        part_of: see `Trend`.
 
     Returns:
         With fewer than `LEAST_BLOCKS` blocks that hold samples, an interval without ends.
@@ -97,7 +103,7 @@ def trend(at_s: Floats, values: Floats, duration_s: float, *, is_median: bool = 
             means.append(float(np.median(inside) if is_median else inside.mean()))
     if len(means) < LEAST_BLOCKS:
         level = float(np.mean(means)) if means else 0.0
-        return Trend(level, 0.0, -math.inf, math.inf, 0.0)
+        return Trend(level, 0.0, -math.inf, math.inf, 0.0, part_of)
     x, y = np.array(centres), np.array(means)
     away = x - x.mean()
     slope = float((away * (y - y.mean())).sum() / (away**2).sum())
@@ -105,7 +111,7 @@ def trend(at_s: Floats, values: Floats, duration_s: float, *, is_median: bool = 
     degrees = len(x) - 2
     error = math.sqrt(float((rest**2).sum()) / degrees / float((away**2).sum()))
     half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
-    return Trend(float(y.mean()), slope, slope - half, slope + half, float(x[-1] - x[0]))
+    return Trend(float(y.mean()), slope, slope - half, slope + half, float(x[-1] - x[0]), part_of)
 
 
 def by_role(samples: Floats, column: str, duration_s: float) -> dict[str, tuple[Floats, Floats, int]]:
