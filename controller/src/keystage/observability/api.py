@@ -155,7 +155,8 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Attributes:
         number: grows by one with each, over the life of a controller.
         at_s: when.
-        function: whose replicas or cores changed; the pipeline's name for a new order of key stages.
+        function: whose replicas or cores changed; the pipeline's name for a new order of key stages and for
+            a hold.
         kind: `replicas`, `cores`, `key-stages`, `override`, `hold`.
         before: the number before, None where there was none.
         after: the number after, None where it is no number.
