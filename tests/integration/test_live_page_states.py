@@ -123,7 +123,7 @@ def test_a_thousand_stages_cost_what_a_screen_shows(tmp_path: Path) -> None:
             await page.until("document.getElementById('stage-999')?.checkVisibility()")
             active = "document.getElementById('row').getAttribute('aria-activedescendant')"
             assert await page.evaluate(active) == "stage-999"
-            assert await page.text("#detail h3") == "Stage 999: big-stage-999"
+            await page.until("document.querySelector('#detail h3').innerText === 'Stage 999: big-stage-999'")
             assert await page.evaluate("document.querySelectorAll('#row .card').length") < 40
             assert await page.evaluate("document.querySelectorAll('*').length") < MOST_ELEMENTS
             await page.evaluate("document.getElementById('as-table').click()")

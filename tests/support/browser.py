@@ -205,6 +205,7 @@ class Page:
 
     async def screenshot(self, file: Path) -> None:
         """Keeps the whole page as PNG."""
+        await self.evaluate("scrollTo(0, 0)")
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 6000), "scale": 1}
         found = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)

@@ -120,8 +120,8 @@ function drawStatus() {
   setAttribute(document.body, "data-state", isStale ? "stale" : kind);
   if (isStale && !wasStale) announce("The report is old: the controller may be gone.");
   wasStale = isStale;
-  const againS = Math.max(0, Math.ceil((retryAtMs - performance.now()) / 1000));
-  const again = retryAtMs ? ` Trying again ${againS ? `in ${againS} s` : "now"}.` : "";
+  const leftS = Math.max(0, Math.ceil((retryAtMs - performance.now()) / 1000));
+  const again = retryAtMs ? ` Trying again ${leftS ? `in ${leftS} s` : "now"}.` : "";
   const old = state.report ? ` What is shown is ${seconds(Math.max(1, Math.round(ageS())))} old.` : "";
   const said = {
     connecting: ["connecting", "", ""],
@@ -272,7 +272,7 @@ const inspector = new Inspector(
     const pipeline = pipelines().find((one) => one.pipeline === name);
     return pipeline ? { track: tracks.get(name), stages: pipeline.stages ?? [] } : null;
   },
-  (fromS, toS) => decisions.between(fromS, toS),
+  (beganS, toS) => decisions.between(beganS, toS),
 );
 new Playground(
   playForm,

@@ -11,17 +11,17 @@ const most = (values) => values.reduce((a, b) => (b > a ? b : a), 0);
 /**
  * @param {import("./history.js").Track} track of the pipeline
  * @param {{stage: number, function: string}[]} stages in order
- * @param {number} fromS Unix seconds on the controller's clock
+ * @param {number} beganS Unix seconds on the controller's clock
  * @param {number} toS
  * @returns {{stage: number, function: string, queue: number, wait_s: number, out_s: number, starting: number,
  *   ready: number, score: number, words: string}[]} the likeliest first; empty where nothing is known of that time
  */
-export function likelyCauses(track, stages, fromS, toS) {
+export function likelyCauses(track, stages, beganS, toS) {
   const found = [];
   for (const { stage, function: name } of stages) {
     const values = (column) =>
       track
-        .points(column, fromS - EDGE_S, toS + EDGE_S, name)
+        .points(column, beganS - EDGE_S, toS + EDGE_S, name)
         .map(([, value]) => value)
         .filter(Number.isFinite);
     const ready = values("ready");
@@ -30,7 +30,7 @@ export function likelyCauses(track, stages, fromS, toS) {
     const waitS = most(values("wait_s"));
     const starting = most(values("starting"));
     const share = ready.filter((count) => count === 0).length / ready.length;
-    const outS = share * (toS - fromS);
+    const outS = share * (toS - beganS);
     const utilisation = mean(values("utilisation_ratio"));
     found.push({
       stage,

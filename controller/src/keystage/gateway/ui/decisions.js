@@ -52,8 +52,8 @@ export class Decisions {
   }
 
   /** Entries within a time, the oldest first. */
-  between(fromS, toS) {
-    return this.#all.filter(({ at_s: atS }) => atS >= fromS && atS <= toS).reverse();
+  between(beganS, toS) {
+    return this.#all.filter(({ at_s: atS }) => atS >= beganS && atS <= toS).reverse();
   }
 
   #draw() {

@@ -40,14 +40,14 @@ export class Track {
   }
 
   /** Points of one column within a window, oldest first: [[atS, value], ...]. */
-  points(name, fromS, toS, stage = null) {
+  points(name, beganS, toS, stage = null) {
     const column = stage === null ? this.#own[name] : this.#stages.get(stage)?.[name];
     const found = [];
     if (column === undefined) return found;
     for (let i = 0; i < this.#length; i += 1) {
       const at = this.#at(i);
       const atS = this.#times[at];
-      if (atS >= fromS && atS <= toS) found.push([atS, column[at]]);
+      if (atS >= beganS && atS <= toS) found.push([atS, column[at]]);
     }
     return found;
   }

@@ -15,7 +15,7 @@ export class Inspector {
    * @param {Element} out
    * @param {Element} list requests sent from this page
    * @param {(pipeline: string) => {track: object, stages: object[]} | null} known
-   * @param {(fromS: number, toS: number) => object[]} decisions
+   * @param {(beganS: number, toS: number) => object[]} decisions
    */
   constructor(form, out, list, known, decisions) {
     this.form = form;
@@ -44,10 +44,10 @@ export class Inspector {
       this.list,
       this.#requests,
       ({ id }) => id,
-      ({ id, trace, pipeline, fromS, toS, firstS, status }) => {
+      ({ id, trace, pipeline, beganS, toS, firstS, status }) => {
         const button = make("button", { type: "button", class: "link", "data-id": id }, id);
         const first = firstS === null ? "" : `, first token after ${seconds(firstS)}`;
-        const text = ` ${clock(fromS)} ${pipeline}: ${status}, ${seconds(toS - fromS)}${first}`;
+        const text = ` ${clock(beganS)} ${pipeline}: ${status}, ${seconds(toS - beganS)}${first}`;
         return make("li", {}, button, trace ? `${text}, trace ${trace}` : text);
       },
     );
@@ -61,30 +61,30 @@ export class Inspector {
       this.show(request);
       return;
     }
-    const fromS = startOf(fields.start.value.trim());
+    const beganS = startOf(fields.start.value.trim());
     const lastedS = Number(fields.duration.value);
-    if (fromS === null || !(lastedS > 0)) {
+    if (beganS === null || !(lastedS > 0)) {
       const why = id ? `No request ${id} was sent from this page. ` : "";
       this.#say(`${why}Give its X-Start-Time (of the answer's headers) and how long it took.`);
       return;
     }
-    this.show({ id: id || "the request", pipeline: fields.pipeline.value, fromS, toS: fromS + lastedS });
+    this.show({ id: id || "the request", pipeline: fields.pipeline.value, beganS, toS: beganS + lastedS });
   }
 
   /** Says where a request may have lost its time. */
   show(request) {
-    const { id, pipeline, fromS, toS, firstS = null, timing = "", trace = "" } = request;
+    const { id, pipeline, beganS, toS, firstS = null, timing = "", trace = "" } = request;
     const known = this.known(pipeline);
-    const causes = known ? likelyCauses(known.track, known.stages, fromS, toS) : [];
+    const causes = known ? likelyCauses(known.track, known.stages, beganS, toS) : [];
     if (!causes.length) {
       this.#say(
-        `Nothing is kept of ${pipeline} at ${clock(fromS)}: this page remembers the ${WINDOW_S / 60} minutes since it ` +
+        `Nothing is kept of ${pipeline} at ${clock(beganS)}: this page remembers the ${WINDOW_S / 60} minutes since it ` +
           "was opened. A trace has more.",
       );
       return;
     }
     const [likeliest] = causes;
-    const took = `${id} took ${seconds(toS - fromS)} from ${clock(fromS)}`;
+    const took = `${id} took ${seconds(toS - beganS)} from ${clock(beganS)}`;
     const first = firstS === null ? "" : `, its first token came after ${seconds(firstS)}`;
     const told = (timing ? ` The answer says: ${timing}.` : "") + (trace ? ` Its trace is ${trace}.` : "");
     const verdict = likeliest.score > 0 ? `Likeliest: stage ${likeliest.stage}, ${likeliest.words}.` : "No stage made it wait.";
@@ -108,7 +108,7 @@ export class Inspector {
       },
     );
     const names = new Set(known.stages.map((stage) => stage.function).concat(pipeline));
-    const meanwhile = this.decisions(fromS, toS).filter((decision) => names.has(decision.function));
+    const meanwhile = this.decisions(beganS, toS).filter((decision) => names.has(decision.function));
     const list = this.out.querySelector(".meanwhile");
     reconcile(list, meanwhile, ({ key }) => key, (decision) => make("li", {}, `${clock(decision.at_s)} ${decision.text}`));
     setText(this.out.querySelector(".meanwhile-title"), `${plural(meanwhile.length, "decision")} meanwhile`);

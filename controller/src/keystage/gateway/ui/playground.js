@@ -76,7 +76,7 @@ export class Playground {
     out.textContent = "";
     setText(facts, "Sent; waiting for the first token.");
     const beganMs = performance.now();
-    const fromS = this.nowS();
+    const beganS = this.nowS();
     const sinceS = () => (performance.now() - beganMs) / 1000;
     const run = { firstS: null, tokens: 0, ended: "", id: "", trace: "", status: "no answer", timing: "" };
     try {
@@ -109,7 +109,7 @@ export class Playground {
     const names = [run.id && `X-Call-Id ${run.id}`, run.trace && `trace ${run.trace}`].filter(Boolean);
     setText(facts, [said, ...names].join(" "));
     this.announce(said);
-    if (run.id) this.onRequest({ ...run, pipeline: name, fromS, toS: fromS + lastedS });
+    if (run.id) this.onRequest({ ...run, pipeline: name, beganS, toS: beganS + lastedS });
   }
 
   async #stream(body, run, sinceS) {
@@ -171,8 +171,8 @@ function summary({ ended, firstS, tokens, pieces }, lastedS) {
   const made = tokens || pieces || 0;
   if (made) parts.push(`${made} tokens`);
   if (made > 1 && firstS !== null) {
-    const eachS = (lastedS - firstS) / (made - 1);
-    parts.push(`${seconds(eachS)} each (${count(1 / eachS)}/s)`);
+    const perTokenS = (lastedS - firstS) / (made - 1);
+    parts.push(`${seconds(perTokenS)} each (${count(1 / perTokenS)}/s)`);
   }
   const text = parts.join(", ");
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
