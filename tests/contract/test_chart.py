@@ -22,7 +22,7 @@ OPENFAAS = CHART / "ci" / "openfaas-values.yaml"
 EMULATED = CHART / "ci" / "emulated-gpus-values.yaml"
 VERSIONS = ("1.33", "1.35", "1.37")
 CLUSTER_WIDE = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
-FOREIGN = ("ServiceMonitor", "PodMonitor")
+FOREIGN = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 
 
 @pytest.fixture(params=[None, *CASES], ids=["defaults", *(c.stem for c in CASES)], scope="module")
@@ -54,7 +54,7 @@ def test_monitors_find_ports_that_there_are() -> None:
         for port in container.get("ports", [])
     }
     found = 0
-    for monitor in of_kind(objects, *FOREIGN):
+    for monitor in of_kind(objects, "ServiceMonitor", "PodMonitor"):
         endpoints = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         for endpoint in endpoints:

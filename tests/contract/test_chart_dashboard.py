@@ -28,7 +28,7 @@ def _known() -> dict[str, set[str]]:
     metrics = Metrics()
     metrics.begin("f")
     metrics.end("f", 200, 0.1)
-    for family in text_string_to_metric_families(metrics.render([]).decode()):
+    for family in text_string_to_metric_families(metrics.render([])[0].decode()):
         for sample in family.samples:
             series[sample.name] = set(sample.labels) - {"le"}
     return series

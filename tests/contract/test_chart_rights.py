@@ -211,6 +211,10 @@ def test_what_is_opened_is_what_was_asked_for() -> None:
     outside = policies["functions-outside"]["spec"]
     assert outside["podSelector"]["matchExpressions"][0]["values"] == ["router", "stage", "function"]
     assert outside["egress"][0]["to"][0]["ipBlock"]["except"] == ["169.254.169.254/32"]
+    traces = _policies(render(sets=["networkPolicy.traces.namespace=tracing"]))["functions-traces"]["spec"]
+    assert traces["podSelector"]["matchLabels"] == {ROLE_LABEL: "router"}
+    assert traces["egress"][0]["ports"] == [{"protocol": "TCP", "port": 4318}]
+    assert "functions-traces" not in policies
     called = policies["functions-called"]["spec"]["ingress"][0]["from"]
     names = [p["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for p in called]
     assert names == ["keystage", "keystage", "monitoring", "clients"]

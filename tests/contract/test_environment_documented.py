@@ -23,7 +23,9 @@ def test_there_are_settings() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_each_is_documented(module: str) -> None:
-    documented = set(re.findall(r"`(KEYSTAGE_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text()))
+    documented = set(
+        re.findall(r"`((?:KEYSTAGE|OTEL)_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text())
+    )
     settings = [
         value
         for value in vars(importlib.import_module(module)).values()
@@ -31,5 +33,9 @@ def test_each_is_documented(module: str) -> None:
     ]
     assert settings
     for one in settings:
-        names = {f"{one.model_config.get('env_prefix', '')}{name}".upper() for name in one.model_fields}
+        prefix = one.model_config.get("env_prefix", "")
+        names = {
+            str(field.validation_alias or f"{prefix}{name}").upper()
+            for name, field in one.model_fields.items()
+        }
         assert names <= documented, f"{module}: {sorted(names - documented)} are not in docs/environment.md"

@@ -184,7 +184,7 @@ def test_what_cannot_be_is_refused_by_name(run: Callable[..., None]) -> None:
             backend.override("no", 1, time.time() + 60),
             backend.logs("no", tail=None, since_s=0.0),
             backend.usage("no"),
-            backend.report("no", Load("g", 0, 0)),
+            backend.tell_load("no", Load("g", 0, 0)),
         ):
             with pytest.raises(UnknownFunction, match="function no "):
                 await call
@@ -280,9 +280,9 @@ def test_usage_counts_every_process_of_a_function(run: Callable[..., None]) -> N
 def test_a_report_is_taken(run: Callable[..., None]) -> None:
     async def work(backend: Backend, scale: Scale) -> None:
         await backend.put(function())
-        await backend.report("echo", Load("gateway-1", 3, 5))
+        await backend.tell_load("echo", Load("gateway-1", 3, 5))
         with pytest.raises(BadRequest, match="in_flight must be at least 0, not -1"):
-            await backend.report("echo", Load("gateway-1", -1, 5))
+            await backend.tell_load("echo", Load("gateway-1", -1, 5))
 
     run(work)
 

@@ -41,7 +41,7 @@ async def use_everything(kube: Kube, backend: KubernetesBackend) -> None:
         await backend.changed(5.0)
     assert [line.text for line in await backend.logs("f", tail=None, since_s=0.0)] == ["hello"]
     await backend.usage("f")
-    await backend.report("f", Load("g", 0, 0))
+    await backend.tell_load("f", Load("g", 0, 0))
     await backend.delete("f")
     await backend.delete_secret("s")
 

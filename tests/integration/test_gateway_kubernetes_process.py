@@ -240,7 +240,7 @@ def test_a_view_that_is_too_old_makes_it_unready_and_requests_still_go(
         try:
             await backend.put(function("echo"))
             await until(lambda: bool(backend.get("echo").ready))
-            internal = Internal(backend, list, "t", lambda: False)
+            internal = Internal(backend, list, backend.reports, "t", lambda: False)
             played.pause()
             with played.kube.outage():
                 await until(lambda: bool(backend.trouble) and backend.view_age_s() > 1.1)

@@ -52,7 +52,7 @@ class Recorder:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def report(self, name: str, load: Load) -> None:
+    async def tell_load(self, name: str, load: Load) -> None:
         if self.fault is not None:
             self.failed += 1
             raise self.fault

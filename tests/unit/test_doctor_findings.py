@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keystage.cli import doctor_cluster, doctor_gateway, doctor_openfaas
+from keystage.cli import doctor_cluster, doctor_gateway, doctor_openfaas, doctor_versions
 from keystage.cli.doctor_kubernetes import Seen
 from keystage.cli.doctor_report import Check, exit_code, text
 from keystage.cli.doctor_rights import CONTROLLER, GATEWAY, INSTALLER, rights_of
@@ -226,8 +226,11 @@ def test_functions_behind_the_gateway_are_looked_at() -> None:
     assert [(check.thing, check.level) for check in late] == [
         ("time-outs of slow", "warn"),
         ("time-outs of quick", "ok"),
+        ("time-outs of functions without their own", "ok"),
     ]
-    assert late[0].actual == "exec_timeout 1200 s"
+    assert late[0].actual.startswith("the shortest is KEYSTAGE_TIMEOUT_S 600 s of the gateway; on the way: ")
+    assert "raise KEYSTAGE_TIMEOUT_S to 1200 s or more, or lower exec_timeout of slow" in late[0].advice
+    assert late[1].actual.startswith("the shortest is KEYSTAGE_DEADLINE_S 30 s of quick; ")
     waiting = doctor_gateway.ready(functions)
     assert [(check.thing, check.level) for check in waiting] == [
         ("function slow", "ok"),
@@ -263,3 +266,45 @@ def test_exit_codes_and_text() -> None:
         "fail machine: y: needed 1, found 0: do z",
         "1 ok, 0 warn, 1 fail",
     ]
+
+
+def test_an_ingress_that_waits_least_is_the_shortest_on_the_way() -> None:
+    annotations = {"nginx.ingress.kubernetes.io/proxy-read-timeout": "30"}
+    ingress = {"metadata": {"name": "web", "annotations": annotations}, "spec": {"ingressClassName": "nginx"}}
+    links = doctor_cluster.ingress_links(dataclasses.replace(WHOLE, ingresses=[ingress]))
+    (check,) = doctor_gateway.timeouts([FunctionStatus(name="f")], 300.0, is_known=True, outer=links)
+    assert check.level == "warn"
+    assert "proxy-read-timeout 30 s of ingress web; " in check.actual
+    assert "proxy-read-timeout to 300 s or more" in check.advice
+    assert doctor_cluster.ingress_links(WHOLE) == ()
+
+
+def test_nodes_whose_clocks_are_ahead_are_named() -> None:
+    ahead = _node("b")
+    ahead["status"]["conditions"] = [{**READY[0], "lastHeartbeatTime": "2026-03-01T12:01:00Z"}]
+    (found,) = _bad(nodes=[_node("a"), ahead])
+    assert (found.thing, found.level) == ("clocks", "warn")
+    assert found.actual.startswith("node b is 60.0 s ahead of this machine")
+    assert "timedatectl" in found.advice
+
+
+def test_parts_of_a_release_of_different_versions_are_named() -> None:
+    pods = [_pod("gateway", "a"), _pod("controller", "a"), _pod("keysmanager", "a"), _pod("keysmanager", "b")]
+    for pod, tag in zip(pods, ("0.2.0", "0.1.0", "0.2.0", "0.2.0"), strict=True):
+        pod["spec"]["containers"][0]["image"] = f"registry.example:5000/keystage/control:{tag}"
+    (found,) = [check for check in _bad(system=pods) if check.thing == "versions"]
+    assert "controller 0.1.0" in found.actual
+    assert "0.2.0 is not that of controller" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("ghcr.io/keystage/control:0.1.0", "0.1.0"),
+        ("host:5000/x:v1.2", "1.2"),
+        ("x:latest", ""),
+        ("x@sha256:1.0", ""),
+    ],
+)
+def test_images_tell_versions_by_their_tags(image: str, version: str) -> None:
+    assert doctor_versions.of_image(image) == version

@@ -1,4 +1,4 @@
-"""Several nodes in the snapshot: what is free on them, whose parameters they hold, where replicas run."""
+"""Nodes in the snapshot: what is free on them, whose parameters they hold, where replicas run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from keystage.controller.domain.snapshot import NodeView, Placed, StartTimes
-from keystage.controller.platforms.local_nodes import node_views, placed, start_times
-from keystage.keysmanager.api import CacheEntry, Memory, NodeStatus
+from keystage.controller.domain.snapshot import GpuView, NodeView, Placed, StartTimes
+from keystage.controller.platforms.local_nodes import node_views, placed, shown_views, start_times
+from keystage.keysmanager.api import CacheEntry, Gpu, Memory, NodeStatus
 from keystage.local.api import Deployment, FunctionRecord, NodeRecord, ReplicaRecord, ReplicaState
 from keystage.local.site import RouterAddresses
 from keystage.wire.address import parse
@@ -120,6 +120,22 @@ def test_one_node_is_no_choice() -> None:
     nodes = [NodeRecord(node="a", cores=4.0)]
     assert node_views(nodes, [stage(0)], [replica("p-stage-0-0", "a")]) == ()
     assert placed(nodes, [replica("p-stage-0-0", "a")]) == ()
+
+
+def test_people_see_one_node_and_gpus_all_the_same() -> None:
+    one = [NodeRecord(node="a", cores=4.0, status=status(60, holder(0)))]
+    functions, replicas = [stage(0, "3")], [replica("p-stage-0-0", "a")]
+    here = NodeView(node="a", cores_free=1.0, memory_free_bytes=25, in_memory=frozenset({"p-stage-0"}))
+    assert shown_views(one, functions, replicas) == (here,)
+    assert shown_views([], functions, replicas) == ()
+    two = [*one, NodeRecord(node="b", cores=1.0)]
+    assert shown_views(two, functions, replicas) == ()  # `node_views` has them
+    gpus = tuple(Gpu(index=k, uuid="", name="", total_bytes=80, free_bytes=20 + k) for k in (1, 0))
+    two[1] = NodeRecord(node="b", cores=1.0, status=msgspec.structs.replace(status(85), gpus=gpus))
+    assert shown_views(two, functions, replicas) == (
+        here,
+        NodeView(node="b", gpus=(GpuView(80, 20), GpuView(80, 21)), cores_free=1.0, memory_free_bytes=0),
+    )
 
 
 def test_routers_have_one_address_for_neighbours_and_other_nodes() -> None:

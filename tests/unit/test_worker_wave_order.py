@@ -44,10 +44,10 @@ def test_a_small_wave_does_not_overtake_a_large_one_of_its_path() -> None:
     work.receive(step(7, 2, 8), b"12345678")  # came with its message
     work.receive(step(7, 3, 1 << 20), None)
     work.receive(step(8, 4, 8), b"12345678")
-    assert [entry.wave for entry, _ in work._steps] == [4]
+    assert [entry.wave for entry, *_ in work._steps] == [4]
     sources.ready[1]()
-    assert [entry.wave for entry, _ in work._steps] == [4]
+    assert [entry.wave for entry, *_ in work._steps] == [4]
     sources.ready[0]()
-    assert [entry.wave for entry, _ in work._steps] == [4, 1, 2, 3]
+    assert [entry.wave for entry, *_ in work._steps] == [4, 1, 2, 3]
     work.receive(step(7, 5, 8), b"12345678")
-    assert [entry.wave for entry, _ in work._steps] == [4, 1, 2, 3, 5]
+    assert [entry.wave for entry, *_ in work._steps] == [4, 1, 2, 3, 5]

@@ -77,23 +77,23 @@ def _measure(
     round_s: float,
     concurrency: int,
 ) -> BenchResult:
-    body = _body(TOKENS, stream=True)
-    single = _body(1, stream=False)
+    asked = body(TOKENS, stream=True)
+    single = body(1, stream=False)
     url = f"{router_url}/v1/completions"
-    closed_loop(url, body, 8, 1.0)
-    closed_loop(fastapi_url, body, 8, 1.0)
+    closed_loop(url, asked, 8, 1.0)
+    closed_loop(fastapi_url, asked, 8, 1.0)
     load: list[ClientReport] = []
     plain: list[ClientReport] = []
     added_ms: list[float] = []
     used: dict[str, float] = dict.fromkeys(pids, 0.0)
     for _ in range(rounds):
-        before = {part: _cpu_s(ids) for part, ids in pids.items()}
-        load.append(closed_loop(url, body, concurrency, round_s))
+        before = {part: cpu_s(ids) for part, ids in pids.items()}
+        load.append(closed_loop(url, asked, concurrency, round_s))
         for part in ("router", "workers"):
-            used[part] += _cpu_s(pids[part]) - before[part]
-        before = {part: _cpu_s(ids) for part, ids in pids.items()}
-        plain.append(closed_loop(fastapi_url, body, concurrency, round_s / 2))
-        used["fastapi"] += _cpu_s(pids["fastapi"]) - before["fastapi"]
+            used[part] += cpu_s(pids[part]) - before[part]
+        before = {part: cpu_s(ids) for part, ids in pids.items()}
+        plain.append(closed_loop(fastapi_url, asked, concurrency, round_s / 2))
+        used["fastapi"] += cpu_s(pids["fastapi"]) - before["fastapi"]
         alone = closed_loop(url, single, 1, round_s / 4)
         alone_plain = closed_loop(fastapi_url, single, 1, round_s / 4)
         added_ms.append(1e3 * float(np.median(alone.latencies_s) - np.median(alone_plain.latencies_s)))
@@ -163,7 +163,8 @@ def _row(name: str, reports: list[ClientReport]) -> dict[str, object]:
     }
 
 
-def _body(tokens: int, *, stream: bool) -> bytes:
+def body(tokens: int, *, stream: bool) -> bytes:
+    """A request of `REQUEST_BYTES` for so many tokens."""
     fields = {"prompt": "", "max_tokens": tokens, "temperature": 0, "stream": stream}
     if stream:
         fields["stream_options"] = {"include_usage": True}
@@ -171,7 +172,8 @@ def _body(tokens: int, *, stream: bool) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def _cpu_s(pids: list[int]) -> float:
+def cpu_s(pids: list[int]) -> float:
+    """CPU seconds that processes have used so far."""
     total = 0.0
     for pid in pids:
         times = psutil.Process(pid).cpu_times()

@@ -31,6 +31,7 @@ def dead_letters(
     ] = "",
     function: Annotated[str, typer.Option(help="only this function's")] = "",
     replay: Annotated[bool, typer.Option("--replay", help="put them back into the queue")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
 ) -> None:
     """List calls that were given up, with the reason; with --replay, run them anew."""
     from keystage.gateway.queue import Bounds, QueueUnavailable
@@ -42,16 +43,16 @@ def dead_letters(
     try:
         check_redis(redis)
         queue = RedisQueue(redis, Bounds(1, 1), lease_s=1.0)
-        letters = asyncio.run(_look(queue, function, replay=replay))
+        letters = asyncio.run(_look(queue, function, replay=replay, as_json=as_json))
     except ValueError as error:
         fail(f"--redis: {error}", 2)
     except QueueUnavailable as error:
         fail(f"the queue in Redis at {shown(redis)} cannot be asked: {error.__cause__}", 1)
-    if not letters:
+    if not letters and not as_json:
         typer.echo("no dead letters")
 
 
-async def _look(queue: RedisQueue, function: str, *, replay: bool) -> int:
+async def _look(queue: RedisQueue, function: str, *, replay: bool, as_json: bool) -> int:
     """Prints every letter, page by page; how many there were."""
     count = 0
     last = "-"
@@ -62,7 +63,7 @@ async def _look(queue: RedisQueue, function: str, *, replay: bool) -> int:
                 if function in ("", letter.function):
                     count += 1
                     done = await _replay(queue, letter) if replay else ""
-                    typer.echo(f"{_line(letter)}{done}")
+                    typer.echo(_object(letter, done) if as_json else f"{_line(letter)}{done}")
     finally:
         await queue.stop()
     return count
@@ -78,3 +79,19 @@ def _line(letter: DeadLetter) -> str:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(letter.entry.partition("-")[0]) / 1000))
     called = letter.call.id if letter.call is not None else "?"
     return f"{at}  {letter.function}  {called}  {letter.reason}"
+
+
+def _object(letter: DeadLetter, done: str) -> str:
+    """A letter as JSON, without the call's body: it may hold what nobody else is to read."""
+    import json
+
+    return json.dumps(
+        {
+            "entry": letter.entry,
+            "at_s": int(letter.entry.partition("-")[0]) / 1000,
+            "function": letter.function,
+            "call": letter.call.id if letter.call is not None else None,
+            "reason": letter.reason,
+            "replay": done.strip(" ()"),
+        }
+    )

@@ -15,6 +15,7 @@ _NAMES = {
     "wire": "an activation to another node: ring, CURVE frame, tensor connection, raw TCP socket",
     "engine": "the stage engine beside transformers: tokens/s, latency; --cpu where there is a GPU, too",
     "router": "router and eight zero-time stages, beside a trivial FastAPI application",
+    "tracing": "CPU of the router per request, with metrics and with traces, on and off",
     "sender": "the load generator's sender: schedule accuracy and CPU, beside wrk, hey and locust",
     "gateway": "the gateway as a proxy at 4 KiB, beside nginx as one and a naive FastAPI proxy",
     "streams": "2,000 streaming answers at once through the gateway, beside direct ones; slow clients",

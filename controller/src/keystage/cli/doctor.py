@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keystage.cli.asking import own_password_file
+from keystage.cli.doctor_chain import Link
 from keystage.cli.doctor_report import Check, exit_code, text
 from keystage.cli.errors import fail
 
@@ -45,22 +48,24 @@ def doctor(
     """
     import msgspec
 
-    from keystage.cli import doctor_gateway, doctor_machine
+    from keystage.cli import doctor_gateway, doctor_local, doctor_machine
     from keystage.local.config import LocalSettings
 
-    folder = home or LocalSettings().home
+    settings = LocalSettings()
+    folder = home or settings.home
     found = doctor_machine.checks(folder)
+    found += doctor_local.checks(folder, _port(settings.gateway_port, gateway, is_cluster=kubernetes))
     is_whole = True
     asked: list[Check] = []
     if gateway is not None:
-        client, file = _client(gateway, user, password_file or _password_file(folder))
+        client, file = _client(gateway, user, password_file or own_password_file(folder))
         is_whole = doctor_gateway.is_keystage(client)
-    timeout_s = None
+    around = Around(timeout_s=settings.timeout_s if "timeout_s" in settings.model_fields_set else None)
     if kubernetes:
-        seen, timeout_s = _kubernetes(namespace, function_namespace or f"{namespace}-fn", is_whole=is_whole)
+        seen, around = _kubernetes(namespace, function_namespace or f"{namespace}-fn", is_whole=is_whole)
         asked += seen
     if gateway is not None:
-        asked += doctor_gateway.checks(client, file, timeout_s)
+        asked += doctor_gateway.checks(client, file, around.timeout_s, around.links, around.clocks)
     found += asked
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
@@ -69,11 +74,24 @@ def doctor(
     raise typer.Exit(exit_code(found))
 
 
-def _password_file(folder: Path) -> Path | None:
-    from keystage.local.home import PASSWORD_FILE
+@dataclasses.dataclass(frozen=True, slots=True)
+class Around:
+    """What else was seen of a gateway's world.
 
-    file = folder / "credentials" / PASSWORD_FILE
-    return file if file.exists() else None
+    Attributes:
+        timeout_s: what the gateway lets a function take, None: not known.
+        links: who waits in front of it, the outermost first.
+        clocks: seconds that others are ahead of this machine.
+    """
+
+    timeout_s: float | None = None
+    links: tuple[Link, ...] = ()
+    clocks: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def _port(port: int, gateway: str | None, *, is_cluster: bool) -> int | None:
+    """The port that `up` would listen on; None where something else is meant to be there, as a forward is."""
+    return None if is_cluster or (gateway is not None and gateway.rstrip("/").endswith(f":{port}")) else port
 
 
 def _client(url: str, user: str, password_file: Path | None) -> tuple[Client, Path | None]:
@@ -88,10 +106,8 @@ def _client(url: str, user: str, password_file: Path | None) -> tuple[Client, Pa
         fail(error, 2)
 
 
-def _kubernetes(
-    namespace: str, function_namespace: str, *, is_whole: bool
-) -> tuple[list[Check], float | None]:
-    from keystage.cli import doctor_cluster
+def _kubernetes(namespace: str, function_namespace: str, *, is_whole: bool) -> tuple[list[Check], Around]:
+    from keystage.cli import doctor_clock, doctor_cluster
     from keystage.cli.doctor_kubernetes import ask
     from keystage.kubernetes.client import Cluster, connect
     from keystage.kubernetes.errors import ClusterError
@@ -111,6 +127,11 @@ def _kubernetes(
             actual=str(error),
             advice="run in a pod, or set KUBECONFIG",
         )
-        return [check], None
-    found = doctor_cluster.checks(seen, dt.datetime.now(dt.UTC), is_whole=is_whole)
-    return found, doctor_cluster.gateway_timeout_s(seen)
+        return [check], Around()
+    now = dt.datetime.now(dt.UTC)
+    found = doctor_cluster.checks(seen, now, is_whole=is_whole)
+    return found, Around(
+        timeout_s=doctor_cluster.gateway_timeout_s(seen),
+        links=doctor_cluster.ingress_links(seen),
+        clocks=doctor_clock.of_cluster(seen.nodes, seen.lease, now),
+    )

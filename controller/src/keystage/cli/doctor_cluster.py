@@ -6,6 +6,8 @@ import datetime as dt
 import re
 from collections.abc import Iterator
 
+from keystage.cli import doctor_clock, doctor_versions
+from keystage.cli.doctor_chain import Link
 from keystage.cli.doctor_kubernetes import Seen
 from keystage.cli.doctor_report import Check, Level, judged
 from keystage.kubernetes.api import COMPONENT_LABEL, GPU_RESOURCE
@@ -45,6 +47,8 @@ def checks(seen: Seen, now: dt.datetime, *, is_whole: bool = True) -> list[Check
         found += _functions(seen)
         found += _admission(seen)
         found += _ingresses(seen)
+        found += _versions(seen)
+        found += _clocks(seen, now)
     if seen.hidden:
         found.append(
             _check("warn", "what this account may see", "everything", "; ".join(seen.hidden), "not looked at")
@@ -280,11 +284,8 @@ def _admission(seen: Seen) -> Iterator[Check]:
 def _ingresses(seen: Seen) -> Iterator[Check]:
     """Time-outs and buffers of whoever stands before the gateway, where its annotations tell."""
     timeout_s = gateway_timeout_s(seen) or 600.0
-    for ingress in seen.ingresses or ():
+    for ingress in _nginx(seen):
         annotations = ingress["metadata"].get("annotations", {})
-        kind = ingress["spec"].get("ingressClassName", "")
-        if "nginx" not in kind and not any(name.startswith(_NGINX) for name in annotations):
-            continue
         read_s = _seconds(annotations.get(_NGINX + "read-timeout", ""))
         yield judged(
             AREA,
@@ -305,6 +306,47 @@ def _ingresses(seen: Seen) -> Iterator[Check]:
             "streamed tokens arrive in lumps",
             is_met=buffering == "off",
         )
+
+
+def _versions(seen: Seen) -> Iterator[Check]:
+    """Versions of the release's parts, by their images' tags."""
+    if seen.system is None:
+        return
+    parts = {
+        part: doctor_versions.of_image(pod["spec"]["containers"][0].get("image", ""))
+        for part in ("gateway", "controller", "keysmanager")
+        for pod in _component(seen, part)
+    }
+    if any(parts.values()):
+        yield doctor_versions.check(AREA, {doctor_versions.HERE: doctor_versions.own(), **parts})
+
+
+def _clocks(seen: Seen, now: dt.datetime) -> Iterator[Check]:
+    if seen.nodes is not None:
+        yield doctor_clock.check(AREA, doctor_clock.of_cluster(seen.nodes, seen.lease, now))
+
+
+def ingress_links(seen: Seen) -> tuple[Link, ...]:
+    """The ingress that waits least for an answer, where annotations tell; none where there is none."""
+    found = [
+        Link(
+            f"ingress {_name(ingress)}",
+            f"annotation {_NGINX}read-timeout",
+            _seconds(ingress["metadata"].get("annotations", {}).get(_NGINX + "read-timeout", "")),
+        )
+        for ingress in _nginx(seen)
+    ]
+    return (min(found, key=lambda link: link.seconds),) if found else ()
+
+
+def _nginx(seen: Seen) -> list[Object]:
+    """Ingresses that ingress-nginx serves."""
+    return [
+        ingress
+        for ingress in seen.ingresses or ()
+        if "nginx" in ingress["spec"].get("ingressClassName", "")
+        or any(name.startswith(_NGINX) for name in ingress["metadata"].get("annotations", {}))
+    ]
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""What `keystage doctor` asks of a running gateway: health, credentials, time-outs along the chain.
+"""What `keystage doctor` asks of a running gateway: health, credentials, time-outs, clocks, versions.
 
 A stock OpenFaaS gateway is then judged by `doctor_openfaas`. It reads and changes nothing.
 """
@@ -7,33 +7,52 @@ from __future__ import annotations
 
 import http.client
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from keystage.cli import doctor_chain, doctor_clock, doctor_versions
+from keystage.cli.doctor_chain import Link
 from keystage.cli.doctor_report import Check, judged
+from keystage.cli.figures import clean
 
 if TYPE_CHECKING:
+    from keystage.observability.api import Report
     from keystage.openfaas.client import Client
+    from keystage.openfaas.errors import OpenFaasError
     from keystage.openfaas.types import FunctionStatus
 
 AREA = "gateway"
 ANSWER_S = 10.0
 DEFAULT_S = 600.0
 """The gateway's own default of KEYSTAGE_TIMEOUT_S."""
+_UNAUTHORISED = (
+    "user or password are wrong: --user, --password-file. `keystage up` keeps them in credentials/ of its "
+    "state folder, the chart in Secret basic-auth: kubectl -n keystage get secret basic-auth "
+    "-o jsonpath='{.data.basic-auth-password}' | base64 -d"
+)
 
 
-def checks(client: Client, password_file: Path | None, timeout_s: float | None) -> list[Check]:
+def checks(
+    client: Client,
+    password_file: Path | None,
+    timeout_s: float | None,
+    outer: Sequence[Link] = (),
+    clocks: Mapping[str, float] | None = None,
+) -> list[Check]:
     """Everything about one gateway.
 
     Args:
         client: of its REST API.
         password_file: where its credentials came from, None: none are sent.
         timeout_s: what it lets a function take, None: not known here.
+        outer: who waits in front of it, the outermost first.
+        clocks: seconds that others of its world are ahead of this machine.
     """
     from keystage.cli import doctor_openfaas
-    from keystage.openfaas.errors import NotFound, OpenFaasError
+    from keystage.openfaas.errors import OpenFaasError
     from keystage.openfaas.provider import kind_of, limits
 
     url = client.wire.url
@@ -44,10 +63,7 @@ def checks(client: Client, password_file: Path | None, timeout_s: float | None) 
         info = client.info()
         functions = client.functions()
     except OpenFaasError as error:
-        advice = (
-            "nothing there speaks OpenFaaS' API" if isinstance(error, NotFound) else "see --password-file"
-        )
-        return [*found, _unreachable(url, str(error), advice)]
+        return [*found, _unreachable(url, str(error), _advice(error))]
     kind = kind_of(info)
     taken = limits(kind)
     found.append(
@@ -61,7 +77,8 @@ def checks(client: Client, password_file: Path | None, timeout_s: float | None) 
     )
     if kind == "keystage":
         found += ready(functions)
-        found += timeouts(functions, timeout_s or DEFAULT_S, is_known=timeout_s is not None)
+        found += timeouts(functions, timeout_s or DEFAULT_S, is_known=timeout_s is not None, outer=outer)
+        found += _told(client, info.version.release, clocks or {})
     else:
         found += doctor_openfaas.checks(taken, functions)
     return found
@@ -95,37 +112,78 @@ def ready(functions: Iterable[FunctionStatus]) -> list[Check]:
     ]
 
 
-def timeouts(functions: Iterable[FunctionStatus], gateway_s: float, *, is_known: bool) -> list[Check]:
-    """Whether each one on the way waits longer than what is behind it.
+def timeouts(
+    functions: Iterable[FunctionStatus], gateway_s: float, *, is_known: bool, outer: Sequence[Link] = ()
+) -> list[Check]:
+    """Time-outs on the way to each function that states some of its own, and to all others.
 
     Args:
         functions: as deployed; only what their deployment states is seen.
         gateway_s: what the gateway lets a function take.
         is_known: whether that is read, not its default.
+        outer: who waits in front of it, the outermost first.
     """
     from keystage.openfaas.advice import TIMEOUTS, deadline_s, duration_s
 
+    way = [*outer, Link("the gateway", "KEYSTAGE_TIMEOUT_S", gateway_s, is_known)]
     found = []
+    has_others = False
     for function in functions:
         asked = {name: duration_s(function.envVars.get(name, "")) for name in TIMEOUTS}
         if "KEYSTAGE_DEADLINE_S" in function.envVars:
             asked["KEYSTAGE_DEADLINE_S"] = deadline_s(function.envVars["KEYSTAGE_DEADLINE_S"])
-        name, longest_s = max(asked.items(), key=lambda item: item[1] or 0.0)
-        if not longest_s:
-            continue  # it is told the gateway's own time
-        found.append(
-            judged(
-                AREA,
-                f"time-outs of {function.name}",
-                f"at most the gateway's KEYSTAGE_TIMEOUT_S, {gateway_s:g} s"
-                + ("" if is_known else " unless it was changed"),
-                f"{name} {longest_s:g} s",
-                "warn",
-                "the gateway gives up first, and the client gets 504 instead of the answer",
-                is_met=longest_s <= gateway_s,
-            )
-        )
+        own = [Link(function.name, name, seconds) for name, seconds in asked.items() if seconds]
+        has_others |= not own  # such a one is told the gateway's own time
+        if own:
+            found.append(doctor_chain.check(AREA, function.name, way, own))
+    if has_others:
+        found.append(doctor_chain.check(AREA, "functions without their own", way, ()))
     return found
+
+
+def _told(client: Client, version: str, clocks: Mapping[str, float]) -> list[Check]:
+    """Controller, clocks and versions, by what the gateway reports."""
+    from keystage.cli.asking import NotAsked, Source
+
+    ahead = dict(clocks)
+    clock_s = doctor_clock.gateway_clock(client.wire)
+    if clock_s is not None:
+        ahead["the gateway"] = clock_s
+    versions = {doctor_versions.HERE: doctor_versions.own(), "the gateway": version}
+    try:
+        report, old = Source(client.wire).judged()
+    except NotAsked as error:
+        found = [_controller(str(error))]
+    else:
+        found = [_controller(old or report.trouble, report)]
+        versions["the controller"] = report.version
+        if not old:
+            ahead["the controller"] = report.at_s - time.time()
+    return [*found, doctor_clock.check(AREA, ahead), doctor_versions.check(AREA, versions)]
+
+
+def _controller(trouble: str, report: Report | None = None) -> Check:
+    acts = f"number {report.number} of {report.controller}" if report is not None else "no report"
+    return judged(
+        AREA,
+        "controller's report",
+        "one of the last seconds, and a controller that acts",
+        clean(trouble) or acts,
+        "warn",
+        "nothing is scaled: logs/_controller.log of the state folder, or "
+        "kubectl -n keystage logs -l app.kubernetes.io/component=controller",
+        is_met=not trouble,
+    )
+
+
+def _advice(error: OpenFaasError) -> str:
+    from keystage.openfaas.errors import NotFound, Unauthorised
+
+    if isinstance(error, NotFound):
+        return "nothing there speaks OpenFaaS' API"
+    if isinstance(error, Unauthorised):
+        return _UNAUTHORISED
+    return "is it running, and is this its address?"
 
 
 def _health(url: str) -> Check:

@@ -6,7 +6,6 @@ is left behind, torch is not imported, no CUDA context is made.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import resource
@@ -14,6 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from keystage.cli import doctor_gpu
 from keystage.cli.doctor_report import Check, judged
 
 AREA = "machine"
@@ -32,8 +32,7 @@ def checks(home: Path) -> list[Check]:
     Args:
         home: state folder of `keystage up`.
     """
-    gpu = _gpus()
-    has_gpu = gpu.level == "ok" and not gpu.actual.startswith("none")
+    gpus, has_gpu = doctor_gpu.checks()
     return [
         _python(),
         _seals(),
@@ -43,8 +42,7 @@ def checks(home: Path) -> list[Check]:
         _memlock(has_gpu=has_gpu),
         _descriptors(),
         _cores(),
-        gpu,
-        _torch(has_gpu=has_gpu),
+        *gpus,
         _disk(home),
     ]
 
@@ -173,7 +171,8 @@ def _memlock(*, has_gpu: bool) -> Check:
         "unlimited, or as large as the largest stage; of use with a GPU",
         actual,
         "warn",
-        "pinning may be refused; parameters are then copied from pageable memory, at a fifth of the speed",
+        "pinning may be refused, and parameters are copied from pageable memory, at a fifth of the speed: "
+        "ulimit -l unlimited, LimitMEMLOCK=infinity, docker run --ulimit memlock=-1",
         is_met=not has_gpu or soft == resource.RLIM_INFINITY or soft >= GIB,
     )
 
@@ -203,45 +202,6 @@ def _cores() -> Check:
         "gateway, router and one worker alone fill one core",
         is_met=count >= 2,
     )
-
-
-def _gpus() -> Check:
-    from keystage.keysmanager import inventory
-
-    nodes = [path.name for path in Path("/dev").glob("nvidia[0-9]*")]
-    found, missing = inventory.gpus()
-    bound = "every GPU that has a device node is shown by NVML"
-    if found:
-        shown = ", ".join(f"{gpu.name} ({gpu.total_bytes // GIB} GiB)" for gpu in found)
-        return judged(
-            AREA,
-            "GPUs",
-            bound,
-            f"{len(found)} of {max(len(found), len(nodes))}: {shown}",
-            "fail",
-            missing,
-            is_met=not missing and len(found) >= len(nodes),
-        )
-    return judged(
-        AREA,
-        "GPUs",
-        bound,
-        f"none ({missing})" if not nodes else f"none of {len(nodes)}",
-        "fail",
-        missing,
-        is_met=not nodes,
-    )
-
-
-def _torch(*, has_gpu: bool) -> Check:
-    bound = "2.11 or newer where stages run, with CUDA where there is a GPU"
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return Check(area=AREA, level="ok", thing="torch", bound=bound, actual="none: no stages here")
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    is_met = numbers >= (2, 11) and not (has_gpu and version.endswith("+cpu"))
-    return judged(AREA, "torch", bound, version, "fail", "install another build of torch", is_met=is_met)
 
 
 def _disk(home: Path) -> Check:

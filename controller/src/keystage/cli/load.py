@@ -81,6 +81,9 @@ def load(
     agent: Annotated[list[str] | None, typer.Option(help=AGENT_HELP)] = None,
     agent_secret_file: Annotated[Path | None, typer.Option(help="file with the agents' secret")] = None,
     out: Annotated[Path, typer.Option(help="folder of the report")] = Path("out"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="the report as JSON on standard output, the rest on standard error")
+    ] = False,
 ) -> None:
     """Replay open-loop traffic against a pipeline and report."""
     from keystage.loadgen.app import load as run_load
@@ -130,7 +133,7 @@ def load(
         agent_secret=agent_secret_file,
         out=out,
     )
-    raise typer.Exit(run_load(options))
+    raise typer.Exit(run_load(options, as_json=as_json))
 
 
 def target_kind(name: str) -> TargetKind:

@@ -7,6 +7,7 @@ a traceback is a bug.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from keystage.cli import (
     bench,
     compare,
     doctor,
+    explain,
     keysmanager,
     load,
     load_agent,
@@ -26,13 +28,21 @@ from keystage.cli import (
     profile,
     program,
     simulate,
+    status,
+    top,
     trace,
     train,
     world,
 )
+from keystage.cli.errors import fail
+
+NAME = "keystage"
+SHOW_COMPLETION = "--show-completion"
+COMPLETE = "_KEYSTAGE_COMPLETE"
+"""What a shell sets to be completed, or to be given its script."""
 
 app = typer.Typer(
-    name="keystage",
+    name=NAME,
     help="Serve models too large for one GPU as independently scaled stage functions.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -58,6 +68,9 @@ app.add_typer(program.app, name="program")
 app.add_typer(trace.app, name="trace")
 app.command(name="check-gateway")(openfaas.check_gateway)
 app.command(name="doctor")(doctor.doctor)
+app.command(name="status")(status.status)
+app.command(name="top")(top.top)
+app.command(name="explain")(explain.explain)
 
 
 @app.command()
@@ -95,17 +108,32 @@ def controller() -> None:
 @app.command(name="replay-decisions")
 def replay_decisions(
     file: Annotated[Path, typer.Argument(help="decisions.jsonl of a controller")],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Run the policy again on every logged snapshot; exit 1 if any decision differs."""
-    from keystage.controller.app import replay_decisions as replay
+    if not as_json:
+        from keystage.controller.app import replay_decisions as replay
 
-    raise typer.Exit(replay(file))
+        raise typer.Exit(replay(file))
+    import msgspec
+
+    from keystage.controller.decisions import replay as replayed
+
+    try:
+        count, differences = replayed(file)
+    except OSError as error:
+        fail(f"{file}: {error.strerror}", 2)
+    typer.echo(msgspec.json.encode({"decisions": count, "differences": differences}).decode())
+    raise typer.Exit(1 if differences else 0)
 
 
 def main() -> None:
     """Entry point of the `keystage` command."""
+    if len(sys.argv) == 3 and sys.argv[1] == SHOW_COMPLETION:
+        # Typer's own flag takes no shell: it looks which one it runs in.
+        os.environ[COMPLETE] = f"source_{sys.argv[2]}"
     try:
-        app()
+        app(prog_name=NAME)
     except KeyboardInterrupt:
         sys.exit(130)
 

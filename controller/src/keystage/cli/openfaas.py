@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from keystage.local.api import Deployment
     from keystage.openfaas.client import Client
     from keystage.openfaas.findings import Finding, Present
+    from keystage.openfaas.provider import Limits
+    from keystage.openfaas.types import GatewayInfo
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8080"
 BAD_INPUT, NOT_ASKED = 2, 3
@@ -29,6 +31,7 @@ def check_gateway(
     ] = None,
     namespace: Annotated[str, typer.Option(help="namespace of the functions (default: the gateway's)")] = "",
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer", min=0.1)] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Tell what a gateway is, and what it would refuse or drop of a stack, before anything is deployed.
 
@@ -51,23 +54,34 @@ def check_gateway(
     except (StackError, BadAddress, BadPassword) as error:
         fail(error, BAD_INPUT)
     try:
-        found = _ask(client, wanted)
+        info, taken, found = _ask(client, wanted)
     except OpenFaasError as error:
         fail(error, NOT_ASKED)
+    biting = sum(finding.bites for finding in found)
+    if as_json:
+        import msgspec
+
+        told = {"gateway": client.wire.url, "info": info, "limits": taken, "findings": found}
+        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        raise typer.Exit(1 if biting else 0)
+    _tell(client, info, taken)
     for finding in found:
         typer.echo(str(finding))
-    biting = sum(finding.bites for finding in found)
     typer.echo(f"{len(wanted)} functions looked at: {biting} findings, {len(found) - biting} notices")
     raise typer.Exit(1 if biting else 0)
 
 
-def _ask(client: Client, wanted: list[Deployment]) -> list[Finding]:
-    """Prints what the gateway is, and returns what it will not do."""
+def _ask(client: Client, wanted: list[Deployment]) -> tuple[GatewayInfo, Limits, list[Finding]]:
+    """What the gateway is, what it takes, and what it will not do."""
     from keystage.openfaas.findings import check
     from keystage.openfaas.provider import kind_of, limits
 
     info = client.info()
     taken = limits(kind_of(info))
+    return info, taken, check(wanted, taken, _present(client))
+
+
+def _tell(client: Client, info: GatewayInfo, taken: Limits) -> None:
     provider = info.provider
     typer.echo(
         f"{client.wire.url}: {taken.name} (provider {provider.provider or 'unnamed'} "
@@ -77,7 +91,6 @@ def _ask(client: Client, wanted: list[Deployment]) -> list[Finding]:
     most = "any number of" if taken.most is None else f"{taken.least} to {taken.most}"
     functions = "any number of" if taken.functions is None else f"at most {taken.functions}"
     typer.echo(f"takes {functions} functions, {most} replicas each")
-    return check(wanted, taken, _present(client))
 
 
 def _present(client: Client) -> Present:

@@ -16,6 +16,9 @@ MODEL_HELP = (
 )
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+
+
 def split(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     stages: Annotated[int, typer.Option(help="number of stages")] = 4,
@@ -30,6 +33,7 @@ def split(
     ] = "",
     option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for a stream program")] = None,
     handler: Annotated[Path | None, typer.Option(help="folder of a stream program's own code")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Split a model into a bundle: pipeline.json, one file per stage, and stack.yml for faas-cli."""
     from keystage.bundle.errors import BundleError, SplitError
@@ -44,7 +48,7 @@ def split(
             made = make_program(model, out or bundle_folder(chosen), chosen, option, handler)
         except SplitError as error:
             fail(error, error.exit_code)
-        typer.echo(str(made))
+        _tell(made, as_json=as_json)
         return
     chosen = name or pipeline_name(model)
     try:
@@ -53,7 +57,7 @@ def split(
         )
     except (SplitError, BundleError) as error:
         fail(error, error.exit_code)
-    typer.echo(str(folder))
+    _tell(folder, as_json=as_json)
 
 
 def stack(
@@ -87,6 +91,7 @@ def emulate(
     activation_bytes: Annotated[int, typer.Option(help="bytes per row from stage to stage")] = 4096,
     context_length: Annotated[int, typer.Option(help="token positions of a looping session")] = 4096,
     out: Annotated[Path | None, typer.Option(help="bundle folder (default .keystage/bundles/NAME)")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a bundle without parameters, for emulated devices."""
     from keystage.bundle.errors import SplitError
@@ -105,7 +110,7 @@ def emulate(
         )
     except SplitError as error:
         fail(error, error.exit_code)
-    typer.echo(str(folder))
+    _tell(folder, as_json=as_json)
 
 
 def bundle_folder(name: str, home: Path | None = None) -> Path:
@@ -113,3 +118,16 @@ def bundle_folder(name: str, home: Path | None = None) -> Path:
     from keystage.local.config import LocalSettings
 
     return (home or LocalSettings().home) / "bundles" / name
+
+
+def _tell(folder: Path, *, as_json: bool) -> None:
+    """Says where a bundle is; as JSON also what is in it."""
+    if not as_json:
+        typer.echo(str(folder))
+        return
+    import msgspec
+
+    from keystage.bundle.store import load
+
+    told = {"bundle": str(folder), "pipeline": load(folder)}
+    typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())

@@ -31,9 +31,14 @@ def check(
     path: Annotated[str, typer.Argument(help=PATH_HELP)],
     option: ProgramOptions = None,
     handler: HandlerFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Check a program's graph and print it."""
     program = _opened(path, option, handler)
+    if as_json:
+        told = {"name": program.name, "graph": program.graph}
+        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        return
     for line in describe(program):
         typer.echo(line)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ def simulate(
     effort: Annotated[float, typer.Option(help="the policy's knob: more replicas above 1")] = 1.0,
     table: Annotated[str, typer.Option(help="presets: A, the paper's loading; B, the same for all")] = "A",
     list_presets: Annotated[bool, typer.Option("--list", help="show the presets and end")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Simulate a cluster and its traffic; the same seed gives the same run, byte for byte."""
     from keystage.bench.paper_arrivals import PaperTraceError
@@ -50,6 +52,9 @@ def simulate(
     from keystage.simulator.watch import Watched
 
     if list_presets:
+        if as_json:
+            typer.echo(json.dumps(presets(), indent=1))
+            return
         for name, meaning in presets().items():
             typer.echo(f"{name:28} {meaning}")
         return
@@ -64,7 +69,7 @@ def simulate(
     if not 0 < effort < math.inf:
         fail(f"--effort must be positive and finite, got {effort}", 2)
     make_folder(out)
-    console = Console()
+    console = Console(stderr=as_json)
     try:
         described = _world(world, policy, seed, table)
         steering = _steering(policy, effort, described, decisions)
@@ -78,6 +83,9 @@ def simulate(
         fail(error, 2)
     except OSError as error:
         fail(f"{error.filename or out} cannot be written: {error.strerror}", 1)
+    if as_json:
+        typer.echo(paths[0].read_text().rstrip())
+        return
     console.print(tables.render(made))
     console.print(f"written: {', '.join(str(path) for path in paths)}", highlight=False)
 

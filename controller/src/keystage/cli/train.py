@@ -26,6 +26,7 @@ def train_cv(
     quick: Annotated[
         bool, typer.Option("--quick", help="short runs, few chains: a look, not weights")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Train the CV predictor of the smoother; print its errors beside qna and a guess; write the weights.
 
@@ -33,6 +34,7 @@ def train_cv(
     """
     from importlib.util import find_spec
 
+    import msgspec
     from rich import progress as bars
     from rich.console import Console
 
@@ -68,15 +70,26 @@ def train_cv(
         save(trained.weights, out)
     except (ValueError, OSError) as error:
         fail(error, 2)
-    for example in trained.shown:
-        typer.echo(example_text(example, Attention(trained.weights)))
-    typer.echo(text(trained.rows))
     metrics = trained.weights.metrics
     assert metrics is not None
-    typer.echo(
-        f"{out}: version {trained.weights.version}, {metrics.chains} chains ({trained.recorded} recorded), "
-        f"error {metrics.attention:.3f} against {metrics.qna:.3f} by qna and {metrics.guess:.3f} by the guess"
-    )
+    if as_json:
+        told = {
+            "file": str(out),
+            "version": trained.weights.version,
+            "recorded": trained.recorded,
+            "metrics": metrics,
+            "rows": trained.rows,
+        }
+        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+    else:
+        for example in trained.shown:
+            typer.echo(example_text(example, Attention(trained.weights)))
+        typer.echo(text(trained.rows))
+        typer.echo(
+            f"{out}: version {trained.weights.version}, {metrics.chains} chains "
+            f"({trained.recorded} recorded), error {metrics.attention:.3f} against {metrics.qna:.3f} by qna "
+            f"and {metrics.guess:.3f} by the guess"
+        )
     if metrics.attention >= metrics.qna:
         typer.echo("attention is not better than qna here: keep smoothing at qna", err=True)
         raise typer.Exit(3)

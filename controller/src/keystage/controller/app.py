@@ -7,10 +7,13 @@ tick in progress, and at once when its lifeline ends. It must not hold policy.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import secrets
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -19,15 +22,20 @@ from pydantic import ValidationError
 from keystage.controller.config import ControllerSettings
 from keystage.controller.decisions import DecisionLog, replay
 from keystage.controller.domain.platform import PlatformError
+from keystage.controller.health import HealthServer
 from keystage.controller.loop import Loop
+from keystage.controller.metrics import Counts
 from keystage.controller.platforms.local import LocalPlatform
+from keystage.controller.platforms.local_report import SupervisorAudience
 from keystage.controller.platforms.openfaas import NotForThisGateway, OpenFaasPlatform
+from keystage.controller.telling import Telling
 from keystage.kubernetes.errors import ClusterUnavailable
 from keystage.openfaas.client import Client
 from keystage.openfaas.errors import BadPassword
 from keystage.openfaas.exchange import Wire
 from keystage.wire.endpoints import watch_lifeline
 from keystage.wire.errors import WireError
+from keystage.wire.metrics import expose
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +70,36 @@ def make_platform(settings: ControllerSettings) -> LocalPlatform | OpenFaasPlatf
     return platform
 
 
+def make_telling(settings: ControllerSettings) -> Telling | None:
+    """Who hears what it does: the supervisor; None beside a stock gateway, which has no place for reports."""
+    if settings.control is None:
+        return None
+    return Telling(f"controller-{secrets.token_hex(8)}", SupervisorAudience(settings.control))
+
+
+@contextlib.contextmanager
+def shown(settings: ControllerSettings, counts: Counts) -> Iterator[None]:
+    """Serves probes and metrics meanwhile, where a port is named: nobody needs them on one machine.
+
+    Raises:
+        WireError: the port is taken.
+    """
+    if "health_port" not in settings.model_fields_set:
+        yield
+        return
+    try:
+        server = HealthServer(
+            settings.health_port, lambda: "", lambda: "", lambda: expose(list(counts.samples()))
+        )
+    except OSError as error:
+        raise WireError(f"KEYSTAGE_HEALTH_PORT={settings.health_port}: {error.strerror}") from error
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
 def run(settings: ControllerSettings, stop: threading.Event | None = None) -> bool:
     """Steers the world until `stop` is set.
 
@@ -76,9 +114,23 @@ def run(settings: ControllerSettings, stop: threading.Event | None = None) -> bo
     platform = make_platform(settings)
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = DecisionLog(settings.home / "decisions.jsonl", settings.decisions_bytes)
+    telling, counts = make_telling(settings), Counts()
+    if telling is not None:
+        telling.start()
     try:
-        Loop(platform, settings.policy_settings(), log, tick_s=settings.tick_s).run(stop)
+        with shown(settings, counts):
+            loop = Loop(
+                platform,
+                settings.policy_settings(),
+                log,
+                tick_s=settings.tick_s,
+                telling=telling,
+                counts=counts,
+            )
+            loop.run(stop)
     finally:
+        if telling is not None:
+            telling.stop()
         platform.close()
     return True
 

@@ -20,12 +20,15 @@ from keystage.controller.config import ControllerSettings
 from keystage.controller.decisions import DecisionLog
 from keystage.controller.health import HealthServer
 from keystage.controller.loop import Loop
+from keystage.controller.metrics import Counts
 from keystage.controller.platforms.bundles import Bundles
 from keystage.controller.platforms.kubernetes import KubernetesPlatform
+from keystage.controller.telling import Telling
 from keystage.kubernetes.asking import Asking, internal_token
 from keystage.kubernetes.client import Cluster, connect
 from keystage.kubernetes.cluster_events import Events
 from keystage.kubernetes.gateway_loads import GatewayLoads
+from keystage.kubernetes.gateway_reports import GatewayReports
 from keystage.kubernetes.keysmanagers import KeysManagers
 from keystage.kubernetes.leader import LEASE_S, RENEW_S, RETRY_S, Leader
 from keystage.kubernetes.reconciler import Links, Reconciler
@@ -100,7 +103,16 @@ class Lead:
         )
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         decisions = DecisionLog(settings.home / "decisions.jsonl", settings.decisions_bytes)
-        self._loop = Loop(self.platform, settings.policy_settings(), decisions, tick_s=settings.tick_s)
+        self.counts = Counts()
+        self._telling = Telling(identity, GatewayReports(world, self._asking))
+        self._loop = Loop(
+            self.platform,
+            settings.policy_settings(),
+            decisions,
+            tick_s=settings.tick_s,
+            telling=self._telling,
+            counts=self.counts,
+        )
         self._thread = threading.Thread(target=self._loop.run, args=(self._stop,), name="loop", daemon=True)
         self.has_failed = threading.Event()
         self._is_started = False
@@ -111,6 +123,7 @@ class Lead:
         self._is_started = True
         for part in (self._loads, self._keysmanagers, self._bundles, self._resizer, self._reconciler):
             part.start()
+        self._telling.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -120,6 +133,7 @@ class Lead:
         self._stop.set()
         if self._thread.is_alive():  # it is started last
             self._thread.join(JOIN_S)
+        self._telling.stop()
         for part in (self._reconciler, self._resizer, self._keysmanagers, self._loads, self._bundles):
             part.stop()
         self.platform.close()
@@ -169,7 +183,7 @@ def run_clustered(settings: ControllerSettings, stop: threading.Event) -> bool:
         settings.health_port,
         ill=lambda: lead.ill() or ("" if world.is_alive() else "an informer ended"),
         unready=lambda: unready(world),
-        metrics=lambda: expose(samples(world, is_leader=leader.is_leader)),
+        metrics=lambda: expose([*samples(world, is_leader=leader.is_leader), *lead.counts.samples()]),
     )
     threading.excepthook = lambda crash: _crashed(crash, lead)
     health.start()

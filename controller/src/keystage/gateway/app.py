@@ -8,6 +8,7 @@ outlasts it is the backend's and, where one is named, Redis'; a queue in memory 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -42,6 +43,7 @@ from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.metrics import Sample, Samples
+from keystage.wire.tracing import open_tracer
 
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections (90 s), so that it is they who close them."""
@@ -139,7 +141,11 @@ def internal_handlers(
     if settings.backend != "kubernetes":
         return []
     assert settings.wire_key_file is not None, "checked by the settings"
-    internal = Internal(backend, reporter.present, internal_token(settings.wire_key_file), is_leaving)
+    from keystage.gateway.kubernetes import KubernetesBackend  # loaded already: see `make_backend`
+
+    assert isinstance(backend, KubernetesBackend)
+    token = internal_token(settings.wire_key_file)
+    internal = Internal(backend, reporter.present, backend.reports, token, is_leaving)
     return [(prefix, internal) for prefix in PREFIXES]
 
 
@@ -159,15 +165,17 @@ async def serve(settings: GatewaySettings) -> None:
     replicas = Replicas(backend, settings.wake_s, settings.max_waiting)
     reporter = LoadReporter(backend, metrics, replicas)
     upstream_s = silence_s(settings.timeout_s)
-    proxy = Proxy(replicas, metrics, max_body_bytes=settings.max_body_bytes, upstream_s=upstream_s)
+    tracer = open_tracer("keystage-gateway")
+    proxy = Proxy(
+        replicas, metrics, max_body_bytes=settings.max_body_bytes, upstream_s=upstream_s, tracer=tracer
+    )
     websockets = WebSocketProxy(
         replicas, metrics, max_message_bytes=settings.max_body_bytes, upstream_s=upstream_s
     )
     calls = build_async_calls(settings, replicas, metrics, upstream_s)
     http: list[tuple[bytes, Asgi]] = [(PREFIX, proxy), (ASYNC_PREFIX, calls)]
-    app = Gateway(
-        make_app(Management(backend, metrics, settings.override_s), credentials), http, websocket=websockets
-    )
+    management = Management(backend, metrics, settings.override_s)
+    app = Gateway(make_app(management, credentials), http, websocket=websockets)
     parts: tuple[Part, ...] = (backend, reporter, proxy, calls)
     protocol = client_protocol(upstream_s)
     server = LeavingServer(
@@ -192,12 +200,15 @@ async def serve(settings: GatewaySettings) -> None:
         leave_s_of(settings),
     )
     app.add(internal_handlers(settings, backend, reporter, lambda: server.is_leaving))
+    management.reports.is_leaving = lambda: server.is_leaving
     listening = listen(settings.http)
     watch_lifeline(settings.lifeline_fd)
     async with contextlib.AsyncExitStack() as running:
         for part in parts:
             running.push_async_callback(part.stop)
             await part.start()
+        if tracer is not None:
+            running.push_async_callback(asyncio.to_thread, tracer.stop)
         settle_memory()
         # The server raises again the signal that ended it, which would end us before the parts have stopped.
         for ending in (signal.SIGTERM, signal.SIGINT):

@@ -175,13 +175,27 @@ class Backend(Protocol):
             UnknownFunction: it is not deployed.
         """
 
-    async def report(self, name: str, load: Load) -> None:
+    async def tell_load(self, name: str, load: Load) -> None:
         """Tells what this gateway has in hand for a function.
 
         The controller scales plain functions by it, and a replica that has requests is let finish them.
 
         Raises:
             UnknownFunction: it is not deployed, and no replica of it is left.
+        """
+
+    async def report(self, since: tuple[str, int] | None, wait_s: float) -> bytes | None:
+        """What the controller reports (`observability.api.Report`), encoded as JSON.
+
+        Args:
+            since: controller and number of the report that the caller has, None: any will do.
+            wait_s: seconds to wait for one other than that.
+
+        Returns:
+            None where there was none by then.
+
+        Raises:
+            BackendUnavailable: the backend cannot be reached.
         """
 
     async def secrets(self) -> list[str]:

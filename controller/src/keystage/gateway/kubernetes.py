@@ -36,6 +36,7 @@ from keystage.kubernetes.config import ClusterSettings
 from keystage.kubernetes.errors import ClusterError, Forbidden
 from keystage.kubernetes.informer import Informer, wait_all
 from keystage.local.api import Deployment, Load, Usage
+from keystage.observability.board import Board
 
 START_S = 30.0
 """For a first view: an API server that starts anew takes that long."""
@@ -51,6 +52,9 @@ class KubernetesBackend:
 
     Args:
         cluster: the API server, in the functions' namespace.
+
+    Attributes:
+        reports: the newest report of the controller; it brings them itself (`gateway.internal`).
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -62,6 +66,7 @@ class KubernetesBackend:
         self._executor = ThreadPoolExecutor(THREADS, "api-server")
         self._readers = ThreadPoolExecutor(THREADS, "output")
         self._view = KubernetesView()
+        self.reports = Board()
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stirred = threading.Event()
@@ -172,7 +177,7 @@ class KubernetesBackend:
         self.get(name)
         return await in_thread(self._readers, usage_of, self._cluster, name)
 
-    async def report(self, name: str, load: Load) -> None:
+    async def tell_load(self, name: str, load: Load) -> None:
         """Takes this gateway's load; the controller comes for it (`gateway.internal`)."""
         check_name(name)
         if name not in self._view.states and name not in self._view.pods:
@@ -181,6 +186,10 @@ class KubernetesBackend:
             check_load(name, load)
         except ValueError as error:
             raise BadRequest(str(error)) from None
+
+    async def report(self, since: tuple[str, int] | None, wait_s: float) -> bytes | None:
+        """The report that the controller told last."""
+        return await self.reports.wait(since, wait_s)
 
     async def secrets(self) -> list[str]:
         """Names of all secrets, sorted."""

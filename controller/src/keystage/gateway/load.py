@@ -1,7 +1,7 @@
 """Tells the backend what this gateway has in hand for each function, and on which replicas.
 
 The controller scales by it, and replicas that leave are let finish. Before it: `gateway.metrics` and
-`gateway.replicas` count. After it: `Backend.report`. A function's first request is told at once, and so is
+`gateway.replicas` count. After it: `Backend.tell_load`. A function's first request is told at once, and so is
 that a replica left the routing, and that the last request on such a one ended; other changes once a second,
 and nothing while nothing happens; what lasts is repeated, since the backend forgets gateways that are
 silent. It must not slow a request, nor decide anything.
@@ -90,7 +90,7 @@ class LoadReporter:
                 for function in busy:
                     with contextlib.suppress(GatewayError):
                         load = Load(self.gateway, 0, self._metrics.invocations(function))
-                        await self._backend.report(function, load)
+                        await self._backend.tell_load(function, load)
 
     def present(self) -> list[tuple[str, Load]]:
         """What is in hand now, of every function that is deployed or still has requests here."""
@@ -142,7 +142,7 @@ class LoadReporter:
         self._ready[function] = self._replicas.ready(function)
         self._told[function] = (time.monotonic(), load.in_flight)
         try:
-            await self._backend.report(function, load)
+            await self._backend.tell_load(function, load)
         except UnknownFunction:
             del self._told[function], self._ready[function]  # removed meanwhile
         except GatewayError as error:

@@ -31,6 +31,7 @@ from keystage.gateway.backend import (
     UnknownFunction,
     UnknownSecret,
 )
+from keystage.gateway.local_report import ReportReader
 from keystage.gateway.names import check_name
 from keystage.local.api import Deployment, FunctionRecord, Intent, Load, Override, ReplicaRecord, Usage, View
 
@@ -59,6 +60,9 @@ class LocalBackend:
         self._changed = asyncio.Event()
         self._synced_at_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
+        self._reports = ReportReader(
+            lambda path, within_s: self._ask("GET", path, timeout=aiohttp.ClientTimeout(total=within_s))
+        )
 
     async def start(self) -> None:
         """Connects and gets a first view."""
@@ -81,6 +85,7 @@ class LocalBackend:
 
     async def stop(self) -> None:
         """Disconnects."""
+        await self._reports.stop()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -149,10 +154,14 @@ class LocalBackend:
         self.get(name)
         return msgspec.json.decode(await self._ask("GET", f"/functions/{name}/usage"), type=Usage)
 
-    async def report(self, name: str, load: Load) -> None:
+    async def tell_load(self, name: str, load: Load) -> None:
         """Tells this gateway's load, also for a removed function that has replicas at work."""
         check_name(name)
         await self._ask("PUT", f"/functions/{name}/load", msgspec.json.encode(load))
+
+    async def report(self, since: tuple[str, int] | None, wait_s: float) -> bytes | None:
+        """The controller's report, as the supervisor has it."""
+        return await self._reports.report(since, wait_s)
 
     async def secrets(self) -> list[str]:
         """Names of all secrets, sorted."""

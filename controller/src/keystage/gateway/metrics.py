@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -16,9 +17,13 @@ from keystage.gateway.backend import FunctionState
 from keystage.gateway.names import NAMESPACE
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_TYPE = "application/openmetrics-text"
+_END = b"# EOF\n"
 CLIENT_GONE = 499
 """Counted as the status where nobody was there any more to be answered."""
 _STARTED = "gateway_function_invocation_started"
+MOST_GONE = 256
+"""Functions whose counters outlive them: long enough for whoever looks why one is gone."""
 
 
 class Metrics(Collector):
@@ -70,19 +75,39 @@ class Metrics(Collector):
         self._in_flight[function] = self._in_flight.get(function, 0) + 1
         self._touch(function)
 
-    def end(self, function: str, status: int, seconds: float) -> None:
-        """An invocation ended; `CLIENT_GONE` as `status` means that the client went away."""
+    def end(self, function: str, status: int, seconds: float, trace_id: str = "") -> None:
+        """An invocation ended.
+
+        Args:
+            function: whose.
+            status: `CLIENT_GONE` means that the client went away.
+            seconds: it took.
+            trace_id: of its trace, empty: it is not traced; told beside the time it took.
+        """
         series = self._series.get((function, status))
         if series is None:
             labels = (f"{function}.{NAMESPACE}", str(status))
             series = (self._total.labels(*labels), self._seconds.labels(*labels))
             self._series[function, status] = series
         series[0].inc()
-        series[1].observe(seconds)
+        series[1].observe(seconds, {"trace_id": trace_id} if trace_id else None)
         left = self._in_flight.pop(function, 0) - 1
         if left > 0:
             self._in_flight[function] = left
         self._touch(function)
+
+    def _forget_gone(self, present: set[str]) -> None:
+        """Functions come and go: of those that are gone the newest few are kept, so series stay bounded."""
+        if not present:
+            return  # nobody has said yet what there is
+        gone = [name for name in self._count if name not in present and name not in self._in_flight]
+        for name in gone[:-MOST_GONE]:
+            del self._count[name]
+            for function, status in [key for key in self._series if key[0] == name]:
+                labels = (f"{function}.{NAMESPACE}", str(status))
+                self._total.remove(*labels)
+                self._seconds.remove(*labels)
+                del self._series[function, status]
 
     def _touch(self, function: str) -> None:
         if function not in self.touched:
@@ -95,14 +120,26 @@ class Metrics(Collector):
             metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
             yield metric
 
-    def render(self, functions: Sequence[FunctionState]) -> bytes:
-        """Prometheus text, format 0.0.4."""
+    def render(self, functions: Sequence[FunctionState], accept: str = "") -> tuple[bytes, str]:
+        """Prometheus text and its content type: OpenMetrics, with exemplars, for those who ask for it.
+
+        Args:
+            functions: that there are.
+            accept: the header of who asks.
+        """
+        self._forget_gone({state.deployment.service for state in functions})
         self._replicas.clear()
         for state in functions:
             self._replicas.labels(f"{state.deployment.service}.{NAMESPACE}").set(state.replicas)
         # OpenFaaS' name of this counter does not end in `_total`, which the client library insists on.
         # Function names need no escaping: `gateway.names.check_name`.
-        lines = [f"# HELP {_STARTED} Function invocations begun", f"# TYPE {_STARTED} counter"]
+        encode, kind_of_text = choose_encoder(accept)
+        is_open = kind_of_text.startswith(OPEN_TYPE)
+        kind = "unknown" if is_open else "counter"  # its name is none of a counter there
+        lines = [f"# HELP {_STARTED} Function invocations begun", f"# TYPE {_STARTED} {kind}"]
         for function, count in self._count.items():
             lines.append(f'{_STARTED}{{function_name="{function}.{NAMESPACE}"}} {count}.0')
-        return generate_latest(self) + "\n".join(lines).encode() + b"\n"
+        more = "\n".join(lines).encode() + b"\n"
+        if is_open:
+            return encode(self).removesuffix(_END) + more + _END, kind_of_text
+        return encode(self) + more, CONTENT_TYPE

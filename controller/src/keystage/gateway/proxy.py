@@ -22,9 +22,11 @@ from keystage.gateway.incoming import Incoming, Receive
 from keystage.gateway.metrics import CLIENT_GONE, Metrics
 from keystage.gateway.names import function_name
 from keystage.gateway.replicas import Replicas
+from keystage.gateway.traces import RESPONSE, Invocation, handed_on
 from keystage.gateway.upstream import NotConnected, Pool, request_head, send_whole
 from keystage.gateway.upstream_answer import UpstreamBroken, UpstreamError
 from keystage.gateway.upstream_connection import Connection, UpstreamSilence
+from keystage.wire.tracing import Tracer
 
 PREFIX = b"/function/"
 Scope = MutableMapping[str, Any]
@@ -57,6 +59,7 @@ class _Call:
     body: bytes | AsyncIterator[bytes] | None
     started_s: float
     id_headers: list[tuple[bytes, bytes]]
+    invocation: Invocation | None = None
     status: int = 0
     """Status sent to the client, 0 before."""
 
@@ -69,12 +72,20 @@ class Proxy:
         metrics: counts invocations.
         max_body_bytes: bound of a request's body.
         upstream_s: seconds without a byte from a replica before it is given up.
+        tracer: sends the spans of invocations, None: they are not traced.
     """
 
     def __init__(
-        self, replicas: Replicas, metrics: Metrics, *, max_body_bytes: int, upstream_s: float
+        self,
+        replicas: Replicas,
+        metrics: Metrics,
+        *,
+        max_body_bytes: int,
+        upstream_s: float,
+        tracer: Tracer | None = None,
     ) -> None:
         self._replicas = replicas
+        self._tracer = tracer
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._pool = Pool(upstream_s)
@@ -91,6 +102,8 @@ class Proxy:
         """Serves one invocation."""
         incoming = Incoming(receive, self._max_body_bytes)
         call = _begin(scope, incoming)
+        if self._tracer is not None:
+            _trace(call, self._tracer, scope)
         counted = False
         try:
             call.function = function_name(call.function)
@@ -110,13 +123,18 @@ class Proxy:
                 task.uncancel()
         finally:
             incoming.close()
+            trace_id = call.invocation.trace_id if call.invocation is not None else ""
             if counted:
-                self._metrics.end(call.function, call.status, time.monotonic() - call.started_s)
+                self._metrics.end(call.function, call.status, time.monotonic() - call.started_s, trace_id)
+            if call.invocation is not None:
+                call.invocation.end(call.function if counted else "", call.status)
 
     async def _pass(self, call: _Call, send: Send) -> None:
         refused: set[str] = set()
         while True:
             endpoint = await self._replicas.acquire(call.function, call.started_s, refused)
+            if call.invocation is not None:
+                call.invocation.acquired(endpoint.replica)
             try:
                 await self._exchange(call, endpoint, send)
                 return
@@ -226,6 +244,13 @@ def _begin(scope: Scope, incoming: Incoming) -> _Call:
         started_s=time.monotonic(),
         id_headers=[*marks, SERVED_BY],
     )
+
+
+def _trace(call: _Call, tracer: Tracer, scope: Scope) -> None:
+    """Begins the span of an invocation; the replica and the client are told of it."""
+    call.invocation = invocation = Invocation(tracer, scope["headers"], call.method)
+    call.headers = handed_on(call.headers, invocation)
+    call.id_headers.append((RESPONSE, invocation.header))
 
 
 async def _refuse(call: _Call, send: Send, error: GatewayError) -> None:

@@ -25,6 +25,8 @@ from keystage.gateway.replicas import Replicas
 from keystage.wire.metrics import Sample
 
 PREFIX = b"/async-function/"
+MOST_COUNTED = 8192
+"""Counters of functions that are kept: four for each of two thousand."""
 READ_S = 60.0
 """For the whole body: it is small, and nobody computes while it comes."""
 _CALL_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -117,6 +119,9 @@ class AsyncCalls:
 
     def samples(self) -> Iterator[Sample]:
         """The queue's metrics; names are in `wire.metrics`."""
+        for counts in (self._counts, self._runner.counts):
+            while len(counts) > MOST_COUNTED:  # the oldest begin anew if they come back
+                del counts[next(iter(counts))]
         for (what, of), count in self._counts.items():
             if what == "refused":
                 yield Sample("keystage_async_refused", {"reason": of}, count)

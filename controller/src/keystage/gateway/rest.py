@@ -1,9 +1,9 @@
-"""The management half of the OpenFaaS REST API, put together from the route table.
+"""The management half of the OpenFaaS REST API, and Keystage's own, put together from the route table.
 
-`faas-cli` and the command line call it; it calls the handlers of `gateway.rest_functions` and
-`gateway.rest_system`. Every route needs credentials unless the table says that it is open, and so
-does every path that is none. Refusals are plain text that names the thing, the bound and the value.
-It must not proxy invocations.
+`faas-cli`, the command line and the live page call it; it calls the handlers of `gateway.rest_functions`,
+`gateway.rest_system`, `gateway.rest_report` and `gateway.rest_page`. Every route needs credentials unless the
+table says that it is open, and so does every path that is none. Refusals are plain text that names the thing,
+the bound and the value. It must not proxy invocations.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from keystage.gateway.auth import CHALLENGE, Credentials
 from keystage.gateway.backend import Backend, GatewayError
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.rest_functions import Functions
+from keystage.gateway.rest_page import Page
+from keystage.gateway.rest_report import Reports
 from keystage.gateway.rest_system import System
 from keystage.gateway.routes import MANAGEMENT, Route
 
@@ -35,10 +37,12 @@ class Management:
 
     Attributes:
         handlers: by name of their route.
+        reports: those of the report, which end their streams when the gateway leaves.
     """
 
     def __init__(self, backend: Backend, metrics: Metrics, override_s: float) -> None:
-        groups = (Functions(backend, metrics, override_s), System(backend, metrics))
+        self.reports = Reports(backend)
+        groups = (Functions(backend, metrics, override_s), System(backend, metrics), self.reports, Page())
         self.handlers: dict[str, Handler] = {}
         for route in MANAGEMENT:
             owner = next(group for group in groups if hasattr(group, route.name))

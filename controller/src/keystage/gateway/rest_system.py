@@ -10,7 +10,7 @@ from fastapi import Request, Response
 
 from keystage.gateway import types
 from keystage.gateway.backend import STALE_S, Backend, BackendUnavailable, BadRequest, GatewayError
-from keystage.gateway.metrics import CONTENT_TYPE, Metrics
+from keystage.gateway.metrics import Metrics
 from keystage.gateway.names import NAMESPACE, check_namespace, check_secret_name
 from keystage.gateway.openapi import encoded
 from keystage.gateway.rest_body import json_answer, read_body
@@ -57,11 +57,10 @@ class System:
             )
         return Response("ok\n", media_type="text/plain")
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        return Response(
-            self._metrics.render(self._backend.functions()), headers={"Content-Type": CONTENT_TYPE}
-        )
+        text, kind = self._metrics.render(self._backend.functions(), request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": kind})
 
     async def openapi(self, _: Request) -> Response:
         """What this API is."""

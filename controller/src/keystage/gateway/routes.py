@@ -14,10 +14,12 @@ from keystage.gateway.metrics import CONTENT_TYPE
 from keystage.gateway.names import NAMESPACE
 from keystage.gateway.queries import FALSE, TRUE
 from keystage.gateway.queue_address import MAX_URL
+from keystage.observability.api import EVENTS_PATH, REPORT_PATH, Report
 
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 LINES = "application/x-ndjson"
+EVENTS = "text/event-stream"
 ANY = "*/*"
 
 
@@ -91,6 +93,8 @@ _EXISTS = Answer("409", "it exists already")
 _LATE = Answer("408", "the body did not come in time")
 _LARGE = Answer("413", "the body exceeds the bound, which is named", headers={"Connection": "close"})
 _DOWN = Answer("503", "the backend cannot be reached")
+_NO_REPORT = Answer("503", "no controller has reported, or the backend cannot be reached")
+_UNCHANGED = Answer("304", "unchanged since the ETag that was given", "")
 _ONE_NAMESPACE = Answer("403", "refused: there is one namespace, and it stays")
 _LOGS = (
     Parameter("name", "query", "function", {"type": "string", "minLength": 1}, required=True),
@@ -128,6 +132,39 @@ MANAGEMENT: tuple[Route, ...] = (
         is_open=True,
     ),
     Route("GET", "/openapi.json", "openapi", "This document", (_json(dict[str, Any]),), is_open=True),
+    Route(
+        "GET",
+        REPORT_PATH,
+        "report",
+        "What every pipeline, stage, replica and node is doing, and why",
+        (_json(Report), _NO_REPORT),
+    ),
+    Route(
+        "GET",
+        EVENTS_PATH,
+        "events",
+        "The report as it is (`event: report`), then each new one, at most one a second, without end",
+        (Answer("200", "server-sent events; `event: clock` first: the gateway's time", EVENTS), _NO_REPORT),
+    ),
+    Route(
+        "GET",
+        "/ui",
+        "ui",
+        "To the live page",
+        (
+            Answer("308", "the page is at `ui/`", "", headers={"Location": "ui/"}),
+            Answer("200", "never itself: what a client gets that follows", ANY),
+        ),
+    ),
+    Route("GET", "/ui/", "ui_page", "The live page", (Answer("200", "HTML", ANY), _UNCHANGED)),
+    Route(
+        "GET",
+        "/ui/{file}",
+        "ui_file",
+        "A file of the live page",
+        (Answer("200", "the file", ANY), _UNCHANGED, Answer("404", "no such file; names those there are")),
+        (Parameter("file", "path", "its name", _TEXT, required=True),),
+    ),
     Route("GET", "/system/info", "info", "Who provides", (_json(types.GatewayInfo),)),
     Route("GET", "/system/telemetry", "telemetry", "Nothing is sent anywhere", (_json(types.Telemetry),)),
     Route("GET", "/system/namespaces", "namespaces", "Names of all namespaces", (_json(list[str]),)),

@@ -82,6 +82,8 @@ GPU_RESOURCE = f"{GROUP}/gpu"
 
 LOADS_PATH = "/_/loads"
 """GET on a gateway pod: list of (function, Load) as it told its backend last; needs the internal token."""
+REPORT_PATH = "/_/report"
+"""PUT on a gateway pod: the newest `observability.api.Report` of the controller; needs the internal token."""
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,6 +23,11 @@ restarted without ending a replica. HTTP with JSON bodies over the UNIX socket `
     GET    /replicas                       -> list[ReplicaRecord]
     GET    /nodes                          -> list[NodeRecord]
     GET    /starts                         -> list[StartRecord], the newest 1000, oldest first
+    PUT    /report                         Report -> 204 (controller only): `observability.api`, in memory
+                                              only; what is older than the one there is is passed over
+    GET    /report?controller=&since=&wait= -> Report, at once when it is another than number `since` of
+                                              `controller`, else as soon as there is one, at the latest
+                                              after `wait` seconds (20 at most): then 204
     GET    /watch?since=N                  -> View, at once when its version is above N, else as soon as
                                               anything changes, at the latest after 20 s
     GET    /healthz                        -> 200

@@ -28,6 +28,7 @@ from keystage.local.api import (
 from keystage.local.errors import BadDeployment, LocalError
 from keystage.local.events import CoresSet, Deployed, Intended, Removed, Scaled
 from keystage.local.supervisor import Supervisor
+from keystage.observability.board import MAX_REPORT_BYTES, NoReport, Since
 
 WATCH_S = 20.0
 MAX_BODY_BYTES = MAX_SECRET_BYTES + 4096
@@ -49,6 +50,16 @@ async def _errors(
         return _json({"error": str(error)}, error.status)
     except web.HTTPRequestEntityTooLarge:
         return _json({"error": f"body has more than {MAX_BODY_BYTES} bytes"}, 400)
+
+
+async def _report_of(request: web.Request) -> bytes:
+    """The body of a report, which may be larger than all others."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_REPORT_BYTES:
+            raise BadDeployment(f"a report has more than {MAX_REPORT_BYTES} bytes")
+    return bytes(body)
 
 
 async def _body(request: web.Request, kind: type[T]) -> T:
@@ -95,6 +106,8 @@ class Control:
         app.router.add_put("/key-stages", self._key_stages)
         app.router.add_get("/nodes", self._nodes)
         app.router.add_get("/starts", self._starts)
+        app.router.add_put("/report", self._put_report)
+        app.router.add_get("/report", self._report)
         app.router.add_get("/watch", self._watch)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
 
@@ -195,6 +208,21 @@ class Control:
     async def _watch(self, request: web.Request) -> web.Response:
         since = _number(request, "since", 0.0)
         return _json(await self._supervisor.watch(int(since) if since < 1e18 else 0, WATCH_S))
+
+    async def _put_report(self, request: web.Request) -> web.Response:
+        try:
+            self._supervisor.reports.put(await _report_of(request))
+        except NoReport as error:
+            raise BadDeployment(str(error)) from error
+        return web.Response(status=204)
+
+    async def _report(self, request: web.Request) -> web.Response:
+        controller, number = request.query.get("controller", ""), _number(request, "since", 0.0)
+        since: Since = (controller, int(min(number, 1e18))) if controller else None
+        body = await self._supervisor.reports.wait(since, min(WATCH_S, _number(request, "wait", 0.0)))
+        if body is None:
+            return web.Response(status=204)
+        return web.Response(body=body, content_type="application/json")
 
     def _record(self, request: web.Request) -> FunctionRecord:
         return self._supervisor.function(request.match_info["name"])

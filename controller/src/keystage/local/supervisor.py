@@ -49,6 +49,7 @@ from keystage.local.program import Program, program, threads_of
 from keystage.local.secret_store import SecretStore
 from keystage.local.site import RouterAddresses
 from keystage.local.usage import Meter
+from keystage.observability.board import Board
 
 TICK_S = 0.1
 
@@ -67,6 +68,7 @@ class Supervisor:
     Attributes:
         lifeline: read end goes to every child.
         secrets: what functions may be given.
+        reports: the newest report of the controller, for those who look on.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Supervisor:
     ) -> None:
         self.lifeline = Lifeline()
         self.secrets = SecretStore(home.secrets, home.replica_secrets)
+        self.reports = Board()
         self._meter = Meter()
         self._timeout_s = bounds.timeout_s
         self._nodes = {node.name: node for node in nodes}

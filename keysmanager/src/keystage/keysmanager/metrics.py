@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from keystage.keysmanager.api import NodeStatus
 from keystage.wire.metrics import START_BOUNDS_S, Sample, expose
 
+MOST_SERIES = 1024
+"""Histograms of starts that are kept: of some fifty pipelines, in every way they start."""
+
 
 class Counts:
     """Everything that only grows."""
@@ -38,7 +41,11 @@ class Counts:
         """A replica reached a phase of its start, `seconds` after it was wanted."""
         counts, total_s = self._phases.get((pipeline, via, phase), ([0] * (len(START_BOUNDS_S) + 1), 0.0))
         counts[bisect.bisect_left(START_BOUNDS_S, seconds)] += 1
+        # This one goes to the end; pipelines come and go, and the oldest of too many are forgotten.
+        self._phases.pop((pipeline, via, phase), None)
         self._phases[pipeline, via, phase] = (counts, total_s + seconds)
+        if len(self._phases) > MOST_SERIES:
+            del self._phases[next(iter(self._phases))]
 
     def samples(self, node: str) -> Iterator[Sample]:
         """One sample a label set."""

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import signal
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from keystage.loadgen import plan as planning
 from keystage.loadgen.monitor import Credentials
 from keystage.loadgen.option_checks import check
 from keystage.loadgen.options import LoadOptions, OptionError
-from keystage.loadgen.report import Report
+from keystage.loadgen.report import Report, to_json
 from keystage.loadgen.sender import Row, client
 from keystage.loadgen.sending.processes import SenderError
 from keystage.loadgen.starts import ReplicaStart
@@ -55,9 +56,9 @@ StartsSince: TypeAlias = Callable[[float], Sequence[ReplicaStart]]
 EXIT_OK, EXIT_NOTHING_SERVED, EXIT_BAD_INPUT, EXIT_INVALID, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """A console that takes brackets in names and error messages literally."""
-    shown = Console(markup=False, highlight=False)
+    shown = Console(stderr=stderr, markup=False, highlight=False)
     if not shown.is_terminal:
         shown.width = PLAIN_WIDTH
     return shown
@@ -98,14 +99,14 @@ def _searched(options: LoadOptions, target: Target, out: Console | None) -> Repo
     return made
 
 
-def load(options: LoadOptions) -> int:
+def load(options: LoadOptions, *, as_json: bool = False) -> int:
     """The command `keystage load`: replays, prints the report, and returns the exit code.
 
     0 if anything was served (failures are in the report), 1 if nothing was or the report could not be
     written, 2 for bad input, 3 if the run is no measurement (`validity`; the report is written all the same),
     130 after Ctrl-C or SIGTERM (what was measured until then is written, and marked as no measurement).
     """
-    out = console()
+    out = console(stderr=as_json)
     try:
         with _term_as_interrupt():
             made = replay(options, out)
@@ -121,8 +122,11 @@ def load(options: LoadOptions) -> int:
     except OSError as error:
         _complain(f"--out {options.out}: {error}")
         return EXIT_NOTHING_SERVED
-    table.show(made, out)
-    _tell_files(options, out)
+    if as_json:
+        sys.stdout.write(f"{to_json(made).decode()}\n")
+    else:
+        table.show(made, out)
+        _tell_files(options, out)
     if not made.requests.served:
         return EXIT_NOTHING_SERVED
     return EXIT_OK if made.valid else EXIT_INVALID

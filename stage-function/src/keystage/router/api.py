@@ -71,6 +71,7 @@ class StageCounters(msgspec.Struct, frozen=True):
         late: those of `due` that left it after that deadline.
         dropped: those of `due` that were refused there because they could not meet it.
         batch_sizes: batches by size: bucket i up to `BATCH_BOUNDS[i]`, and one for larger ones.
+        handoff_sum_s: sum of seconds from sent to answered that were not compute (not looping).
     """
 
     stage: int
@@ -89,6 +90,7 @@ class StageCounters(msgspec.Struct, frozen=True):
     late: int = 0
     dropped: int = 0
     batch_sizes: list[int] = []
+    handoff_sum_s: float = 0.0
 
 
 class RouterStats(msgspec.Struct, frozen=True):
@@ -106,6 +108,8 @@ class RouterStats(msgspec.Struct, frozen=True):
         refused: requests refused, by reason.
         replayed_tokens: tokens computed again after a worker's death, drain or a move.
         moves: sessions moved.
+        late_copies: moves that waited for a copy of KV state in vain, and went on by replay.
+        overdue_drains: workers that left with something of this router still in hand.
         stages: counters per stage.
         replicas: the workers.
     """
@@ -122,3 +126,5 @@ class RouterStats(msgspec.Struct, frozen=True):
     moves: int
     stages: list[StageCounters]
     replicas: list[ReplicaStats]
+    late_copies: int = 0
+    overdue_drains: int = 0

@@ -20,7 +20,7 @@ from keystage.bundle.errors import BundleError
 from keystage.bundle.store import load
 from keystage.router.config import RouterConfig
 from keystage.router.face import Face
-from keystage.router.metrics import samples
+from keystage.router.metrics import of_traces, samples
 from keystage.router.node import RouterNode
 from keystage.router.text import load_text
 from keystage.wire.descriptors import raise_descriptors
@@ -28,8 +28,9 @@ from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.events import EventLog
 from keystage.wire.http_protocol import PassingProtocol
-from keystage.wire.metrics import Samples
+from keystage.wire.metrics import Sample, Samples
 from keystage.wire.opening import open_router
+from keystage.wire.tracing import Tracer, open_tracer
 
 log = logging.getLogger("keystage.router")
 
@@ -61,8 +62,10 @@ async def serve(config: RouterConfig) -> None:
         config.waves,
         config.batch_settings_of(pipeline),
     )
+    tracer = open_tracer(config.pipeline, {"service.instance.id": config.replica})
+    node.watch(tracer, is_counting=config.metrics)
     node.start()
-    REGISTRY.register(Samples(lambda: samples(node.stats())))
+    REGISTRY.register(Samples(lambda: _shown(node, tracer)))
     encoder = msgspec.json.Encoder()
     face = Face(
         node,
@@ -71,6 +74,7 @@ async def serve(config: RouterConfig) -> None:
         stats=lambda: encoder.encode(node.stats()),
         ready=lambda: True,
         healthy=lambda: True,
+        tracer=tracer,
     )
     server = uvicorn.Server(
         uvicorn.Config(
@@ -89,6 +93,13 @@ async def serve(config: RouterConfig) -> None:
     log.info("router of %s is up", pipeline.name)
     await server.serve(sockets=[listening])
     await node.stop()
+    if tracer is not None:
+        await asyncio.to_thread(tracer.stop)
+
+
+def _shown(node: RouterNode, tracer: Tracer | None) -> list[Sample]:
+    gathered = samples(node.stats(), node.served)
+    return gathered if tracer is None else gathered + of_traces(tracer.sent, tracer.dropped)
 
 
 def main() -> int:

@@ -41,6 +41,7 @@ class RouterConfig(BaseSettings):
         late: what becomes of requests that cannot meet their deadline: `demote` or `refuse`.
         spus: shares of a device of a stream program's modules, `NAME=UNITS,...`; docs/streams.md.
         slo: the pipeline's objective as JSON; `deadline_s` of it is the deadline that batches are planned by.
+        metrics: answers are counted by how long they took; off: only what the controller needs is counted.
         lifeline_fd: see `wire.endpoints`.
     """
 
@@ -63,6 +64,7 @@ class RouterConfig(BaseSettings):
     late: str = "demote"
     slo: str = ""
     spus: str = ""
+    metrics: bool = True
     lifeline_fd: int | None = None
 
     @field_validator("batching")

@@ -28,6 +28,7 @@ class StageMeter:
         self._service_sum_s = 0.0
         self._service_sq_sum_s2 = 0.0
         self._sojourn_sum_s = 0.0
+        self._handoff_sum_s = 0.0
         self._due = self._late = self._dropped = 0
         self._batch_sizes = [0] * (len(BATCH_BOUNDS) + 1)
 
@@ -45,12 +46,13 @@ class StageMeter:
         self._waits += 1
         self._wait_sum_s += wait_s
 
-    def served(self, service_s: float, sojourn_s: float) -> None:
-        """An item was served."""
+    def served(self, service_s: float, sojourn_s: float, handoff_s: float = 0.0) -> None:
+        """An item was served; `handoff_s` is what its way to and from the worker took."""
         self._services += 1
         self._service_sum_s += service_s
         self._service_sq_sum_s2 += service_s * service_s
         self._sojourn_sum_s += sojourn_s
+        self._handoff_sum_s += max(0.0, handoff_s)
 
     def left(self, *, is_late: bool) -> None:
         """An item with a stage deadline left the stage."""
@@ -89,4 +91,5 @@ class StageMeter:
             late=self._late,
             dropped=self._dropped,
             batch_sizes=list(self._batch_sizes),
+            handoff_sum_s=self._handoff_sum_s,
         )

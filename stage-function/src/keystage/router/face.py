@@ -49,9 +49,11 @@ from keystage.router.openapi import document
 from keystage.router.tasks import Task, task_of
 from keystage.router.text import TextCodec
 from keystage.router.text_output import FinishReason, TextOutput
+from keystage.router.traces import traced
 from keystage.router.transcriptions import PATH as TRANSCRIPTIONS
 from keystage.router.transcriptions import Transcriptions
 from keystage.router.transcriptions_model import speech_model
+from keystage.wire.tracing import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -71,6 +73,7 @@ class Face:
         stats: JSON bytes for `GET /_/stats`.
         ready: whether requests can be served now (`/_/ready`).
         healthy: whether the process is well (`/_/health`).
+        tracer: sends the spans of requests, None: they are not traced.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class Face:
         stats: Callable[[], bytes],
         ready: Callable[[], bool],
         healthy: Callable[[], bool],
+        tracer: Tracer | None = None,
     ) -> None:
         self._engine = engine
+        self._tracer = tracer
         self._pipeline = pipeline
         self._text = text
         self._stats = stats
@@ -122,7 +127,11 @@ class Face:
         if scope["type"] != "http":
             raise NotImplementedError(f"ASGI scope {scope['type']!r} is not served")
         try:
-            await self._route(scope)(scope, receive, send)
+            handler = self._route(scope)
+            if self._tracer is not None and scope["method"] == "POST":
+                await traced(self._tracer, handler, scope, receive, send)
+            else:
+                await handler(scope, receive, send)
         except Refusal as refusal:
             await send_refusal(send, refusal)
         except ClientGone:

@@ -17,6 +17,7 @@ from keystage.router.fleet import Fleet
 from keystage.router.handings import Handings
 from keystage.router.paths import Bound, Path, PathBook, plan_moves
 from keystage.router.sessions import Deliver, Outcome, Refuse, Session, SessionState, advance
+from keystage.router.trails import Trail
 from keystage.wire import api
 
 WavesOf = Callable[[Iterable[str]], int]
@@ -40,6 +41,7 @@ class LoopingCore:
         self.completed = 0
         self.replayed_tokens = 0
         self.moves = 0
+        self.late_copies = 0
         self._next = first_number
         self._waves_of = waves_of
         self._paths = PathBook(first_number)
@@ -60,8 +62,8 @@ class LoopingCore:
 
     # ------------------------------------------------------------ clients
 
-    def submit(self, request: Generation, now_s: float) -> int:
-        """Admits a request; returns its session number.
+    def submit(self, request: Generation, now_s: float, trail: Trail | None = None) -> int:
+        """Admits a request; returns its session number. What happens to it is noted in `trail`.
 
         Raises:
             Refusal: the queue is full, or no worker could ever hold the session.
@@ -71,7 +73,7 @@ class LoopingCore:
         self.gate.enter(request.nbytes)
         bounds = self.gate.bounds
         deadline_s = request.deadline_s if request.deadline_s is not None else bounds.default_deadline_s
-        session = Session(self._next, request, list(request.prompt), now_s, now_s + deadline_s)
+        session = Session(self._next, request, list(request.prompt), now_s, now_s + deadline_s, trail=trail)
         self._next += 1
         self.requests += 1
         self._sessions[session.number] = session
@@ -175,6 +177,8 @@ class LoopingCore:
                 # Back in the queue after a loss: the replay samples this token again.
                 continue
             session.tokens.append(token)
+            if session.trail is not None:
+                session.trail.stepped(now_s, message.times)
             done = session.is_complete
             self._outcomes.append(Deliver(number, [token], done))
             if done:
@@ -186,6 +190,7 @@ class LoopingCore:
     def tick(self, now_s: float) -> None:
         """Refuses what is too late; replays what was not copied in time."""
         for session, handing in self._handings.late(now_s):
+            self.late_copies += 1
             self._end_handing(session)
             self._move(session, handing.addresses)
         self._send_moves()
@@ -239,6 +244,8 @@ class LoopingCore:
             session.epoch += 1
             session.path = path.number
             session.bound_s = now_s
+            if session.trail is not None:
+                session.trail.bound(now_s, addresses, [self.fleet.workers[a] for a in addresses])
             if session.epoch == 1:
                 self.gate.leave(session.request.nbytes)
                 self.meters[0].waited(now_s - session.arrived_s)
@@ -307,6 +314,8 @@ class LoopingCore:
         session.state = advance(session.state, SessionState.RUNNING)
         session.path = path.number
         self.moves += 1
+        if session.trail is not None:
+            session.trail.moves += 1
         self.replayed_tokens += len(session.tokens) - kept
         self._moved.setdefault(path.owner, []).append(session.spec(kept))
 

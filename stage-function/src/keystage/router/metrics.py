@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 
-from keystage.router.api import RouterStats
+from keystage.router.api import RouterStats, StageCounters
+from keystage.router.served import Histogram, Served
 from keystage.wire.metrics import Sample
 
 
-def samples(stats: RouterStats) -> list[Sample]:
-    """Everything `GET /metrics` shows of one router."""
+def samples(stats: RouterStats, served: Served | None = None) -> list[Sample]:
+    """Everything `GET /metrics` shows of one router.
+
+    Args:
+        stats: what the controller is told, too.
+        served: what clients got, None: it is not counted.
+    """
     own = {"pipeline": stats.pipeline}
     gathered = [
         Sample("keystage_requests", own, stats.requests),
         Sample("keystage_requests_completed", own, stats.completed),
         Sample("keystage_replayed_tokens", own, stats.replayed_tokens),
         Sample("keystage_session_moves", own, stats.moves),
+        Sample("keystage_late_copies", own, stats.late_copies),
+        Sample("keystage_overdue_drains", own, stats.overdue_drains),
     ]
     gathered += [
         Sample("keystage_requests_refused", {**own, "reason": reason}, count)
         for reason, count in stats.refused.items()
     ]
+    if served is not None:
+        gathered += _of_clients(own, served, is_looping=stats.execution == "looping")
     for counters in stats.stages:
-        labels = {**own, "stage": str(counters.stage)}
         ready = sum(r.state == "ready" and counters.stage in r.stages for r in stats.replicas)
-        gathered += [
-            Sample("keystage_stage_arrivals", labels, counters.arrivals),
-            Sample("keystage_stage_queue_items", labels, counters.queue),
-            Sample("keystage_stage_in_flight_items", labels, counters.in_flight),
-            Sample("keystage_stage_wait_seconds", labels, counters.wait_sum_s),
-            Sample("keystage_stage_service_seconds", labels, counters.service_sum_s),
-            Sample("keystage_stage_ready_replicas", labels, ready),
-            Sample("keystage_stage_due_items", labels, counters.due),
-            Sample("keystage_stage_late_items", labels, counters.late),
-            Sample("keystage_stage_dropped_items", labels, counters.dropped),
-            Sample(
-                "keystage_stage_batch_items", labels, counters.waits, tuple(accumulate(counters.batch_sizes))
-            ),
-        ]
+        gathered += _of_stage({**own, "stage": str(counters.stage)}, counters, ready)
     for replica in stats.replicas:
         labels = {**own, "replica": replica.replica}
         gathered += [
@@ -45,3 +42,41 @@ def samples(stats: RouterStats) -> list[Sample]:
             Sample("keystage_replica_idle_seconds", labels, replica.idle_s),
         ]
     return gathered
+
+
+def of_traces(sent: int, dropped: int) -> list[Sample]:
+    """What became of the spans of a process that traces."""
+    return [Sample("keystage_spans_sent", {}, sent), Sample("keystage_spans_dropped", {}, dropped)]
+
+
+def _of_clients(own: dict[str, str], served: Served, *, is_looping: bool) -> Iterator[Sample]:
+    yield Sample("keystage_requests_due", own, served.due)
+    yield Sample("keystage_requests_in_time", own, served.in_time)
+    yield _histogram("keystage_request_seconds", own, served.answer)
+    if is_looping:
+        yield _histogram("keystage_first_token_seconds", own, served.first_token)
+
+
+def _histogram(name: str, labels: dict[str, str], of: Histogram) -> Sample:
+    return Sample(name, labels, of.total, tuple(accumulate(of.counts)), tuple(of.exemplars))
+
+
+def _of_stage(labels: dict[str, str], counters: StageCounters, ready: int) -> list[Sample]:
+    return [
+        Sample("keystage_stage_arrivals", labels, counters.arrivals),
+        Sample("keystage_stage_arrival_gap_seconds", labels, counters.gap_sum_s),
+        Sample("keystage_stage_arrival_gap_squares", labels, counters.gap_sq_sum_s2),
+        Sample("keystage_stage_queue_items", labels, counters.queue),
+        Sample("keystage_stage_in_flight_items", labels, counters.in_flight),
+        Sample("keystage_stage_waits", labels, counters.waits),
+        Sample("keystage_stage_wait_seconds", labels, counters.wait_sum_s),
+        Sample("keystage_stage_services", labels, counters.services),
+        Sample("keystage_stage_service_seconds", labels, counters.service_sum_s),
+        Sample("keystage_stage_sojourn_seconds", labels, counters.sojourn_sum_s),
+        Sample("keystage_stage_handoff_seconds", labels, counters.handoff_sum_s),
+        Sample("keystage_stage_ready_replicas", labels, ready),
+        Sample("keystage_stage_due_items", labels, counters.due),
+        Sample("keystage_stage_late_items", labels, counters.late),
+        Sample("keystage_stage_dropped_items", labels, counters.dropped),
+        Sample("keystage_stage_batch_items", labels, counters.waits, tuple(accumulate(counters.batch_sizes))),
+    ]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import assert_never
 
 import msgspec
@@ -22,20 +22,21 @@ from keystage.router.api import RouterStats
 from keystage.router.batch_settings import BatchSettings
 from keystage.router.clients import Clients
 from keystage.router.config import cpu_waves
-from keystage.router.engine import Generation, InvalidRequest, Limits, Refusal
+from keystage.router.engine import Generation, InvalidRequest, Limits
 from keystage.router.fleet import Fleet, replica_stats
 from keystage.router.looping import LoopingCore
 from keystage.router.paths import waves_over
 from keystage.router.process_watch import ProcessWatch
 from keystage.router.program import ProgramCore
 from keystage.router.sent import log_sent
-from keystage.router.sessions import Answer
+from keystage.router.served import Served
 from keystage.router.single import SinglePassCore
-from keystage.router.streams import TokenStream
+from keystage.router.traces import Traces
 from keystage.wire import api
 from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.opening import node_identity
+from keystage.wire.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +96,8 @@ class RouterNode:
             vocab_size=pipeline.vocab_size,
             max_body_bytes=max_body_bytes,
         )
-        self._clients = Clients(events)
-        self._streams = self._clients.streams
+        self._clients = Clients(events, pipeline.name, batching, self._flush_soon, self._flush)
+        self._overdue_drains = 0
         self._watch = ProcessWatch(self._on_exit)
         self._given_up: dict[str, int] = {}
         self._alarm = Alarm(self._on_alarm)
@@ -111,28 +112,9 @@ class RouterNode:
         """See `Engine.limits`."""
         return self._limits
 
-    async def generate(self, request: Generation) -> AsyncIterator[list[int]]:
+    def generate(self, request: Generation) -> AsyncIterator[list[int]]:
         """See `Engine.generate`."""
-        core = self._looping
-        if core is None:
-            raise InvalidRequest(f"pipeline {self._pipeline.name} is single-pass and generates no tokens")
-        try:
-            number = core.submit(request, time.monotonic())
-        except Refusal as refusal:
-            self._clients.count_refusal(refusal)
-            raise
-        stream = self._streams[number] = TokenStream()
-        self._events.write("queued", session=number, prompt=len(request.prompt))
-        self._flush()
-        try:
-            while tokens := await stream.take():
-                yield tokens
-        finally:
-            del self._streams[number]
-            if not stream.is_done:
-                core.cancel(number, time.monotonic())
-                self._events.write("cancelled", session=number)
-                self._flush()
+        return self._clients.generate(self._looping, request)
 
     async def run(
         self,
@@ -147,8 +129,8 @@ class RouterNode:
             raise InvalidRequest(
                 f"pipeline {self._pipeline.name} is {self._pipeline.execution}: it takes no item"
             )
-        answer = await self._answered(
-            lambda: core.submit(payload, deadline_s, time.monotonic(), dtype, shape), core.cancel
+        answer = await self._clients.answered(
+            core, lambda: core.submit(payload, deadline_s, time.monotonic(), dtype, shape), deadline_s
         )
         return answer.payload
 
@@ -159,17 +141,10 @@ class RouterNode:
         core = self._program
         if core is None:
             raise InvalidRequest(f"pipeline {self._pipeline.name} is no stream program")
-        answer = await self._answered(
-            lambda: core.submit(body, content_type, deadline_s, time.monotonic()), core.cancel
+        answer = await self._clients.answered(
+            core, lambda: core.submit(body, content_type, deadline_s, time.monotonic()), deadline_s
         )
         return answer.payload, answer.content_type
-
-    async def _answered(self, submit: Callable[[], int], cancel: Callable[[int, float], None]) -> Answer:
-        def give_up(number: int) -> None:
-            cancel(number, time.monotonic())
-            self._flush()
-
-        return await self._clients.answered(submit, self._flush_soon, give_up)
 
     # ------------------------------------------------------------ life
 
@@ -192,6 +167,25 @@ class RouterNode:
         self._events.flush()
         self._mailbox.close(linger_s=0.2)
 
+    @property
+    def served(self) -> Served | None:
+        """What clients got; None: it is not counted."""
+        return self._clients.served
+
+    def watch(self, tracer: Tracer | None, *, is_counting: bool = True) -> None:
+        """Says, before the first request, what is noted of requests.
+
+        Args:
+            tracer: sends spans of those that are traced, None: none is.
+            is_counting: whether answers are counted by how long they took.
+        """
+        graph = self._pipeline.graph
+        if tracer is not None:
+            modules = [module.name for module in graph.modules] if graph is not None else []
+            self._clients.traces = Traces(tracer, self._pipeline.name, modules, self._replica_of)
+        if not is_counting:
+            self._clients.served = None
+
     def stats(self) -> RouterStats:
         """Counters for the controller and the report."""
         core = self._core
@@ -210,6 +204,8 @@ class RouterNode:
             moves=core.moves,
             stages=[meter.counters() for meter in core.meters],
             replicas=replicas,
+            late_copies=self._looping.late_copies if self._looping is not None else 0,
+            overdue_drains=self._overdue_drains,
         )
 
     # ------------------------------------------------------------ inside
@@ -219,6 +215,10 @@ class RouterNode:
         core = self._looping or self._single or self._program
         assert core is not None
         return core
+
+    def _replica_of(self, address: str) -> str:
+        worker = self.fleet.workers.get(address)
+        return worker.hello.replica if worker is not None else address
 
     def _waves_of(self, addresses: Iterable[str]) -> int:
         hellos = (self.fleet.workers[address].hello for address in addresses)
@@ -276,6 +276,7 @@ class RouterNode:
                     self._events.write("draining", replica=message.replica)
                     self._core.worker_draining(sender, now_s)
             case api.Bye():
+                self._overdue_drains += self.fleet.workers[sender].held_slots > 0
                 self._lost(sender, "bye")
             case _:
                 assert_never(message)

@@ -25,6 +25,7 @@ from keystage.router.engine import Failure, ProgramRefusal, Refusal, TooLate
 from keystage.router.fleet import Fleet
 from keystage.router.owed_acks import OwedAcks
 from keystage.router.sessions import Answer, Outcome, Refuse
+from keystage.router.trails import Trail
 from keystage.router.turn_batches import TurnBatches, priors_of
 from keystage.router.turns import Call, Parcel, Turn
 from keystage.streams.flow import RequestFlow, Step
@@ -62,6 +63,7 @@ class ProgramCore:
         self.completed = 0
         self.replayed_tokens = 0
         self.moves = 0
+        self.trails: dict[int, Trail] = {}
         self._next = first_number
         assert pipeline.graph is not None
         self._graph = graph = pipeline.graph
@@ -172,9 +174,11 @@ class ProgramCore:
             self._leave(turn)
             if turn.has_begun and not turn.is_late:
                 self._batches.returned(turn, now_s)
-            meter = self.meters[turn.model]
+            meter, compute_s = self.meters[turn.model], message.compute_s
             meter.waited(turn.dispatched_s - turn.arrived_s + message.started_s)
-            meter.served(message.compute_s, now_s - turn.arrived_s)
+            meter.served(compute_s, now_s - turn.arrived_s, now_s - turn.dispatched_s - compute_s)
+            if self.trails:
+                turn.note(self.trails, self.fleet, now_s, compute_s)
             if not self._graph.modules[turn.model].is_stateful:
                 self._unbind(turn.call, turn.model)
             if fault is None:
@@ -195,7 +199,7 @@ class ProgramCore:
         """Refuses what is too late; starts what waited for its time."""
         self._owed.pass_time(now_s)
         for call in [call for call in self._calls.values() if call.deadline_s <= now_s]:
-            self._refuse(call, TooLate(_late(call, now_s)))
+            self._refuse(call, TooLate(call.too_late(now_s)))
         self._dispatch(now_s)
 
     # ------------------------------------------------------------ the way of a request
@@ -393,7 +397,3 @@ class ProgramCore:
     def _free(self, producer: str, slot: int) -> None:
         if producer in self.fleet.workers:
             self._sends.append((producer, api.Ack([slot])))
-
-
-def _late(call: Call, now_s: float) -> str:
-    return f"deadline of {call.deadline_s - call.arrived_s:.3g} s passed after {now_s - call.arrived_s:.3g} s"

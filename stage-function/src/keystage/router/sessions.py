@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from keystage.models.blocks import BLOCK_TOKENS, blocks_for
 from keystage.router.engine import Generation, Refusal
+from keystage.router.trails import Trail
 from keystage.wire.api import SessionSpec, TensorRef
 
 KV_AHEAD_TOKENS = 64
@@ -102,6 +103,7 @@ class Session:
         losses: workers lost or refusals suffered.
         held_kv: KV positions of credit it has taken on its path.
         handing: the move under way, None for none.
+        trail: what is noted for its trace, None: it has none.
     """
 
     number: int
@@ -116,6 +118,7 @@ class Session:
     losses: int = 0
     held_kv: int = 0
     handing: Handing | None = None
+    trail: Trail | None = None
 
     @property
     def most_kv(self) -> int:
@@ -157,6 +160,7 @@ class Session:
             request.input,
             request.whole,
             kept,
+            self.trail is not None,
         )
 
 

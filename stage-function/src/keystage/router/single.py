@@ -21,6 +21,7 @@ from keystage.router.fleet import Fleet
 from keystage.router.owed_acks import OwedAcks
 from keystage.router.service_times import ServiceTimes
 from keystage.router.sessions import Answer, Item, Outcome, Refuse, SessionState, advance
+from keystage.router.trails import Trail
 from keystage.wire import api
 
 WAITING_BYTES = 16 * 1024 * 1024
@@ -53,6 +54,7 @@ class SinglePassCore:
         self.completed = 0
         self.replayed_tokens = 0
         self.moves = 0
+        self.trails: dict[int, Trail] = {}
         self._next = first_number
         self._settings = settings = settings or BatchSettings()
         self._items: dict[int, Item] = {}
@@ -325,17 +327,25 @@ class SinglePassCore:
         wait_s = item.dispatched_s - item.queued_s + started_s
         share_s = compute_s / (stage - item.stage + 1)
         sojourn_s = now_s - item.queued_s - compute_s + share_s
+        handoff_s = now_s - item.dispatched_s - compute_s
+        if number in self.trails:
+            self._note(self.trails[number], item, now_s, compute_s)
         for passed in range(item.stage, stage + 1):
             meter = self.meters[passed]
             if passed > item.stage:
                 meter.arrived(now_s)
-                wait_s, sojourn_s = 0.0, share_s
+                wait_s, sojourn_s, handoff_s = 0.0, share_s, 0.0
             meter.waited(wait_s)
-            meter.served(share_s, sojourn_s)
+            meter.served(share_s, sojourn_s, handoff_s)
         if item.due_s < math.inf:
             for passed in range(item.stage, stage + 1):
                 self.meters[passed].left(is_late=now_s > self._binding.stage_due_s(item, passed))
         return item
+
+    def _note(self, trail: Trail, item: Item, now_s: float, compute_s: float) -> None:
+        worker = self.fleet.workers.get(item.worker or "")
+        times_s = item.queued_s, item.dispatched_s, now_s, compute_s
+        trail.visited((item.stage, item.last), times_s, item.worker or "", worker.ready_s if worker else 0.0)
 
     def _still_held(self, numbers: list[int], epochs: list[int], address: str) -> int:
         """Items of a batch whose credit was not given back already by a cancellation."""

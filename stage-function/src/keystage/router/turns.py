@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from keystage.batching.partial_slo import BudgetRequest
+from keystage.router.fleet import Fleet
+from keystage.router.trails import Trail
 from keystage.streams.flow import RequestFlow, Work
 from keystage.wire.api import StreamMessage
 
@@ -71,6 +73,11 @@ class Call:
             or address in self.homes.values()
             or any(parcel.message.producer == address for parcel in self.at_rest())
         )
+
+    def too_late(self, now_s: float) -> str:
+        """Why it is given up at its deadline."""
+        taken_s = now_s - self.arrived_s
+        return f"deadline of {self.deadline_s - self.arrived_s:.3g} s passed after {taken_s:.3g} s"
 
     def at_rest(self) -> Iterator[Parcel]:
         """Messages at rest: in turns that wait, and at joins."""
@@ -136,6 +143,15 @@ class Turn(BudgetRequest):
     def allowed_s(self) -> float:
         """What its request may have taken until now, by the partial SLOs on its way."""
         return max(parcel.allowed_s for parcel in self.parcels)
+
+    def note(self, trails: Mapping[int, Trail], fleet: Fleet, now_s: float, compute_s: float) -> None:
+        """It has run; noted where its request is traced."""
+        trail = trails.get(self.call.number)
+        address = self.call.homes.get(self.model, "")
+        worker = fleet.workers.get(address)
+        if trail is not None:
+            times_s = self.arrived_s, self.dispatched_s, now_s, compute_s
+            trail.visited((self.model, self.model), times_s, address, worker.ready_s if worker else 0.0)
 
     def too_late(self, now_s: float) -> str:
         """Why its request is refused before its own deadline."""

@@ -113,6 +113,7 @@ class Tokens(Message, frozen=True, array_like=True, tag=True):
         epochs: epoch of each.
         positions: index of the token within the session (prompt tokens count from 0).
         tokens: token ids.
+        times: `Step.times` of the wave, None where nobody asked for them.
     """
 
     replica: str
@@ -121,6 +122,7 @@ class Tokens(Message, frozen=True, array_like=True, tag=True):
     epochs: list[int]
     positions: list[int]
     tokens: list[int]
+    times: list[float] | None = None
 
 
 class Failed(Message, frozen=True, array_like=True, tag=True):
@@ -296,6 +298,8 @@ class Step(Message, frozen=True, array_like=True, tag=True):
         room_blocks: the same less what older sessions of other paths wait for.
         claim: oldest session of the path that waits for room, -1 for none.
         claim_blocks: KV blocks it waits for.
+        times: of a wave with a session that is traced: per stage passed, seconds from its arrival at the
+            worker to the start of compute, and of compute. None: nobody asks.
     """
 
     path: int
@@ -315,6 +319,7 @@ class Step(Message, frozen=True, array_like=True, tag=True):
     room_blocks: int = UNBOUNDED
     claim: int = -1
     claim_blocks: int = 0
+    times: list[float] | None = None
 
 
 class Ack(Message, frozen=True, array_like=True, tag=True):

@@ -9,7 +9,8 @@ defines a metric.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -19,6 +20,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as PrometheusExemplar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +38,10 @@ class MetricSpec:
     labels: tuple[str, ...]
     meaning: str
     bounds: tuple[float, ...] = ()
+
+
+ANSWER_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
+"""From a small batch to the longest that a request may take by default."""
 
 
 START_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.9, 1.5, 3.0, 8.0, 20.0, 60.0)
@@ -75,6 +81,11 @@ METRICS: dict[str, MetricSpec] = {
     "keystage_stage_rows": MetricSpec(
         "counter", ("pipeline", "stage", "replica"), "Sessions stepped or items computed"
     ),
+    "keystage_stage_wave_wait_seconds": MetricSpec(
+        "counter",
+        ("pipeline", "stage", "replica"),
+        "Seconds from a wave's arrival to its turn: its activation's way, and waves before it (looping)",
+    ),
     "keystage_requests": MetricSpec("counter", ("pipeline",), "Requests accepted by the router"),
     "keystage_requests_completed": MetricSpec("counter", ("pipeline",), "Requests answered completely"),
     "keystage_requests_refused": MetricSpec("counter", ("pipeline", "reason"), "Requests refused, by reason"),
@@ -82,16 +93,60 @@ METRICS: dict[str, MetricSpec] = {
         "counter", ("pipeline",), "Tokens computed again after a death, a drain or a move"
     ),
     "keystage_session_moves": MetricSpec("counter", ("pipeline",), "Sessions moved to another path"),
+    "keystage_requests_due": MetricSpec(
+        "counter",
+        ("pipeline",),
+        "Requests with an objective (their own deadline, or the pipeline's) that ended",
+    ),
+    "keystage_requests_in_time": MetricSpec(
+        "counter", ("pipeline",), "Those of them answered within it: their rate is the goodput"
+    ),
+    "keystage_request_seconds": MetricSpec(
+        "histogram", ("pipeline",), "Seconds from admission to the end of the answer", ANSWER_BOUNDS_S
+    ),
+    "keystage_first_token_seconds": MetricSpec(
+        "histogram", ("pipeline",), "Seconds from admission to the first token", ANSWER_BOUNDS_S
+    ),
+    "keystage_late_copies": MetricSpec(
+        "counter",
+        ("pipeline",),
+        "Moves that waited 5 s in vain for a copy of KV state, and went on by replay",
+    ),
+    "keystage_overdue_drains": MetricSpec(
+        "counter", ("pipeline",), "Replicas whose drain time was over while they still held something"
+    ),
+    "keystage_spans_sent": MetricSpec("counter", (), "Spans that the collector of traces took"),
+    "keystage_spans_dropped": MetricSpec(
+        "counter", (), "Spans that the collector did not take, or for which there was no room"
+    ),
     "keystage_stage_arrivals": MetricSpec(
         "counter", ("pipeline", "stage"), "Items that arrived at the stage's queue"
     ),
+    "keystage_stage_arrival_gap_seconds": MetricSpec(
+        "counter", ("pipeline", "stage"), "Sum of the gaps between arrivals"
+    ),
+    "keystage_stage_arrival_gap_squares": MetricSpec(
+        "counter",
+        ("pipeline", "stage"),
+        "Sum of the squared gaps, seconds squared: with gaps and arrivals the CV over any window",
+    ),
     "keystage_stage_queue_items": MetricSpec("gauge", ("pipeline", "stage"), "Items waiting for the stage"),
     "keystage_stage_in_flight_items": MetricSpec("gauge", ("pipeline", "stage"), "Items being served"),
+    "keystage_stage_waits": MetricSpec("counter", ("pipeline", "stage"), "Items that left the queue"),
     "keystage_stage_wait_seconds": MetricSpec(
         "counter", ("pipeline", "stage"), "Total waiting time of items that left the queue"
     ),
+    "keystage_stage_services": MetricSpec("counter", ("pipeline", "stage"), "Items served"),
     "keystage_stage_service_seconds": MetricSpec(
         "counter", ("pipeline", "stage"), "Total service time of served items"
+    ),
+    "keystage_stage_sojourn_seconds": MetricSpec(
+        "counter", ("pipeline", "stage"), "Total wait and service of served items"
+    ),
+    "keystage_stage_handoff_seconds": MetricSpec(
+        "counter",
+        ("pipeline", "stage"),
+        "Total time from sent to a worker to answered that was not compute (not in looping pipelines)",
     ),
     "keystage_stage_ready_replicas": MetricSpec("gauge", ("pipeline", "stage"), "Replicas that are ready"),
     "keystage_stage_due_items": MetricSpec(
@@ -151,6 +206,32 @@ METRICS: dict[str, MetricSpec] = {
         "gauge", ("function_name",), "Replicas that the controller decided on"
     ),
     "keystage_function_ready_replicas": MetricSpec("gauge", ("function_name",), "Replicas that serve"),
+    "keystage_stage_desired_replicas": MetricSpec(
+        "gauge", ("pipeline", "stage"), "Replicas that the controller decided on"
+    ),
+    "keystage_stage_starting_replicas": MetricSpec("gauge", ("pipeline", "stage"), "Replicas on their way"),
+    "keystage_stage_is_key": MetricSpec(
+        "gauge", ("pipeline", "stage"), "1 for the stage that is first in the order of key stages"
+    ),
+    "keystage_stage_arrival_rps": MetricSpec(
+        "gauge", ("pipeline", "stage"), "Arrivals a second as the controller estimates them"
+    ),
+    "keystage_stage_arrival_cv": MetricSpec(
+        "gauge", ("pipeline", "stage"), "Coefficient of variation of the gaps between arrivals, estimated"
+    ),
+    "keystage_stage_utilisation_ratio": MetricSpec(
+        "gauge", ("pipeline", "stage"), "Arrival rate over capacity of the ready replicas"
+    ),
+    "keystage_pipeline_held": MetricSpec(
+        "gauge", ("pipeline",), "1 while the controller holds its numbers for want of statistics"
+    ),
+    "keystage_decisions": MetricSpec(
+        "counter", ("reason",), "Changes that the controller decided on, by what kind of change it is"
+    ),
+    "keystage_ticks": MetricSpec("counter", (), "Decisions of the controller, changes or none"),
+    "keystage_platform_failures": MetricSpec(
+        "counter", (), "Ticks at which the controller could not observe or apply"
+    ),
     "keystage_async_accepted": MetricSpec("counter", ("function_name",), "Asynchronous calls accepted"),
     "keystage_async_refused": MetricSpec(
         "counter", ("reason",), "Asynchronous calls of known functions refused, by HTTP status"
@@ -180,6 +261,21 @@ METRICS: dict[str, MetricSpec] = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One traced observation.
+
+    Attributes:
+        trace_id: of the trace, 32 hexadecimal digits.
+        value: what was observed.
+        at_s: Unix seconds.
+    """
+
+    trace_id: str
+    value: float
+    at_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
     """One value of a metric.
 
@@ -188,12 +284,14 @@ class Sample:
         labels: value of each label.
         value: the value; of a histogram the sum of what was observed.
         counts: of a histogram: observations at most each bound, and in all (one more than bounds).
+        exemplars: of a histogram: a traced observation of each bucket, None where there is none; empty: none.
     """
 
     name: str
     labels: Mapping[str, str]
     value: float
     counts: tuple[int, ...] = ()
+    exemplars: tuple[Exemplar | None, ...] = ()
 
 
 _FAMILIES: Mapping[str, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
@@ -226,11 +324,22 @@ class Samples(Collector):
             labels = [sample.labels[label] for label in spec.labels]
             if isinstance(family, HistogramMetricFamily):
                 bounds = [*(str(bound) for bound in spec.bounds), "+Inf"]
-                family.add_metric(labels, list(zip(bounds, sample.counts, strict=True)), sample.value)
+                family.add_metric(labels, _buckets(bounds, sample), sample.value)
             else:
                 assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
                 family.add_metric(labels, sample.value)
         yield from families.values()
+
+
+def _buckets(bounds: Sequence[str], sample: Sample) -> Sequence[Any]:
+    """Buckets as the client library takes them, with exemplars where there are any."""
+    if not sample.exemplars:
+        return list(zip(bounds, sample.counts, strict=True))
+    found = [
+        PrometheusExemplar({"trace_id": seen.trace_id}, seen.value, seen.at_s) if seen is not None else None
+        for seen in sample.exemplars
+    ]
+    return list(zip(bounds, sample.counts, found, strict=True))
 
 
 def expose(samples: Iterable[Sample]) -> bytes:

@@ -55,6 +55,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         input: what the first stage works on beside the tokens, for families that have such.
         whole: tokens at the front that go in one row of their own, whatever a wave's budget; 0: none.
         kept: positions whose KV state every worker of the path has, from the epoch before; 0: a replay.
+        is_timed: its waves bring the times they took at the stages along with its tokens, for a trace.
     """
 
     session: int
@@ -70,6 +71,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     input: bytes = b""
     whole: int = 0
     kept: int = 0
+    is_timed: bool = False
 
 
 class StepRows(msgspec.Struct, frozen=True, array_like=True):

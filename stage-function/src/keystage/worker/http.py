@@ -136,6 +136,7 @@ class WorkerHttp:
                 Sample("keystage_stage_busy_seconds", by_stage, use.busy_s),
                 Sample("keystage_stage_batches", by_stage, use.batches),
                 Sample("keystage_stage_rows", by_stage, use.rows),
+                Sample("keystage_stage_wave_wait_seconds", by_stage, use.wave_wait_s),
                 Sample("keystage_stage_kv_blocks", by_stage, status.kv_blocks),
                 Sample("keystage_stage_kv_blocks_used", by_stage, status.kv_blocks_used),
             ]

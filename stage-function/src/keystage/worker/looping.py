@@ -34,9 +34,10 @@ from keystage.worker.executor import (
 from keystage.worker.handing import Handing, input_of
 from keystage.worker.intake import Intake
 from keystage.worker.outbox import TensorOutbox
-from keystage.worker.rows import select_ids, select_rows, select_tokens
+from keystage.worker.rows import next_step, select_ids, select_rows, select_tokens
 from keystage.worker.sessions import SessionTable
 from keystage.worker.settings import EngineSettings, Status
+from keystage.worker.step_times import arrived, began, ended, opened
 from keystage.worker.waves import Wave, WaveFormer
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,11 @@ GONE_PATHS = 4096
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Hop:
-    """A wave that arrived, and whether its tensor has."""
+    """A wave that arrived, when, and whether its tensor has."""
 
     step: api.Step
     payload: bytes | None
+    came_s: float
     is_here: bool = True
 
 
@@ -90,7 +92,8 @@ class LoopingWork:
         )
         self._routes: dict[int, tuple[str, api.Route]] = {}
         self._turn: deque[int] = deque()
-        self._steps: deque[tuple[api.Step, bytes | None]] = deque()
+        # Waves to run, with what came of their tensors, and when they arrived.
+        self._steps: deque[tuple[api.Step, bytes | None, float]] = deque()
         # Waves of a path from the first whose tensor is on its way from another node.
         self._coming: dict[int, deque[_Hop]] = {}
         self._gone: OrderedDict[int, None] = OrderedDict()
@@ -142,11 +145,11 @@ class LoopingWork:
                 self._former.remove_path(path)
                 self._turn.remove(path)
         steps, self._steps = self._steps, deque()
-        for step, payload in steps:
+        for step, payload, came_s in steps:
             if step.path in self._gone:
                 self._acknowledge(step)
             else:
-                self._steps.append((step, payload))
+                self._steps.append((step, payload, came_s))
 
     def start(self, router: str, specs: list[api.SessionSpec]) -> None:
         """Takes sessions for paths owned here; refuses what never fits, and unknown paths (retryably)."""
@@ -195,11 +198,13 @@ class LoopingWork:
         elif step.stage == 0:
             self._former.returned(step, self.clock())
         else:
-            hop = _Hop(step, payload)
+            hop = _Hop(step, payload, time.perf_counter())
+            if step.times is not None:
+                arrived(step.times, hop.came_s)
             if step.ref is not None and payload is None:
                 hop.is_here = not self._sources.begin([step.ref], [step.sender], partial(self._arrived, hop))
             if hop.is_here and step.path not in self._coming:
-                self._steps.append((step, payload))
+                self._steps.append((step, payload, hop.came_s))
             else:
                 self._coming.setdefault(step.path, deque()).append(hop)
 
@@ -216,7 +221,7 @@ class LoopingWork:
             if path in self._gone:
                 self._acknowledge(first.step)
             else:
-                self._steps.append((first.step, first.payload))
+                self._steps.append((first.step, first.payload, first.came_s))
         if not waves:
             del self._coming[path]
 
@@ -234,7 +239,8 @@ class LoopingWork:
     def run_one(self) -> None:
         """Runs the oldest wave that arrived, else forms one of an own path in turn."""
         if self._steps:
-            step, payload = self._steps.popleft()
+            step, payload, came_s = self._steps.popleft()
+            self._status.use[step.stage].wave_wait_s += time.perf_counter() - came_s
             self._run_received(step, payload)
             return
         for _ in range(len(self._turn)):
@@ -251,6 +257,7 @@ class LoopingWork:
             wave.path, wave.wave, 0, router, route.replicas, route.addresses, self._outbox.address,
             wave.rows, [], None, wave.drops, wave.drop_epochs,
             claim=wave.claim, claim_blocks=wave.claim_blocks,
+            times=opened(time.perf_counter()) if wave.is_timed else None,
         )  # fmt: skip
         self._run(step, wave.ids, None)
 
@@ -297,6 +304,8 @@ class LoopingWork:
         step, ids, activation = self._take_in(step, ids, activation)
         rows = step.rows
         is_run, started_s = bool(rows.sessions), time.perf_counter()
+        if step.times is not None:
+            began(step.times, started_s)
         if is_run:
             try:
                 output = self._executor.step(first, last, ids, activation, rows)
@@ -304,6 +313,8 @@ class LoopingWork:
                 self._fail(step.router, rows, str(error), error.retryable)
                 rows = select_rows(rows, [])
         seconds = time.perf_counter() - started_s
+        if step.times is not None and not isinstance(output.activation, DeviceActivation):
+            ended(step.times, started_s + seconds, last - first + 1)
         self._send_on(step, last, rows, output)
         if isinstance(output.activation, DeviceActivation):
             seconds = time.perf_counter() - started_s  # only the copy has waited for what was queued
@@ -339,7 +350,7 @@ class LoopingWork:
 
     def _send_on(self, step: api.Step, last: int, rows: api.StepRows, output: StepOutput) -> None:
         if last < self._last_stage:
-            build = partial(_next_step, step, last + 1, rows, self._outbox.address)
+            build = partial(next_step, step, last + 1, rows, self._outbox.address)
             if output.activation is not None and rows.sessions:
                 self._outbox.push(step.addresses[last + 1], output.activation, build)
             else:
@@ -357,9 +368,10 @@ class LoopingWork:
                     [rows.epochs[i] for i in sampled],
                     [rows.positions[i] + rows.counts[i] for i in sampled],
                     [tokens[i] for i in sampled],
+                    step.times,
                 ),
             )
-        back = _next_step(step, 0, rows, self._outbox.address, None, tokens)
+        back = next_step(step, 0, rows, self._outbox.address, None, tokens)
         if step.addresses[0] == self._outbox.address:
             self._former.returned(back, self.clock())
         else:
@@ -384,14 +396,3 @@ class LoopingWork:
         self._outbox.send(
             router, api.Failed(self._settings.replica, rows.sessions, rows.epochs, reason, retryable)
         )
-
-
-def _next_step(
-    step: api.Step,
-    stage: int,
-    rows: api.StepRows,
-    sender: str,
-    ref: api.TensorRef | None,
-    tokens: list[int] | None = None,
-) -> api.Step:
-    return msgspec.structs.replace(step, stage=stage, rows=rows, sender=sender, ref=ref, tokens=tokens or [])

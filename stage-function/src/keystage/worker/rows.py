@@ -1,11 +1,15 @@
-"""Parts of a wave: some of its rows, their share of its tokens or of its activation. Pure."""
+"""Parts of a wave: some of its rows, their share of its tokens or of its activation; its next message."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from keystage.wire.api import StepRows
+from msgspec import structs
+
+from keystage.wire.api import Step, StepRows, TensorRef
 from keystage.worker.executor import Activation
+from keystage.worker.step_times import ended
 
 
 def select_rows(rows: StepRows, keep: Sequence[int]) -> StepRows:
@@ -45,3 +49,30 @@ def _offsets(counts: Sequence[int]) -> list[int]:
     for count in counts:
         offsets.append(offsets[-1] + count)
     return offsets
+
+
+def next_step(
+    step: Step,
+    stage: int,
+    rows: StepRows,
+    sender: str,
+    ref: TensorRef | None,
+    tokens: list[int] | None = None,
+) -> Step:
+    """The message by which a wave goes on.
+
+    Args:
+        step: the message by which it came.
+        stage: the next one, 0: the wave goes back to its owner.
+        rows: those that go on.
+        sender: who has run it.
+        ref: its activation, None: there is none.
+        tokens: sampled ones, for the owner.
+    """
+    times = step.times if stage else None
+    if times is not None:
+        # A tensor on a device is placed when what was queued there is done: compute ends only now.
+        ended(times, time.perf_counter(), stage - step.stage)
+    return structs.replace(
+        step, stage=stage, rows=rows, sender=sender, ref=ref, tokens=tokens or [], times=times
+    )

@@ -18,6 +18,7 @@ from keystage.worker.states import WorkerState
 class StageUse:
     """Cumulative use of one hosted stage: seconds of compute, batches, rows.
 
+    `wave_wait_s` is the time from a wave's arrival to its turn (looping, of the first stage run here);
     `first_at_s` is when its first batch or wave was computed (`time.monotonic`), 0 before.
     """
 
@@ -25,6 +26,7 @@ class StageUse:
     batches: int = 0
     rows: int = 0
     first_at_s: float = 0.0
+    wave_wait_s: float = 0.0
 
     def add(self, seconds: float, rows: int) -> None:
         """Counts one batch or wave, just computed."""

@@ -45,6 +45,7 @@ class Wave:
         drop_epochs: epoch of each.
         claim: oldest session that waits for room, -1 for none.
         claim_blocks: KV blocks it waits for.
+        is_timed: whether the times that it takes are wanted, for the trace of one of its sessions.
     """
 
     path: int
@@ -56,6 +57,7 @@ class Wave:
     drop_epochs: list[int]
     claim: int
     claim_blocks: int
+    is_timed: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,6 +102,7 @@ class WaveFormer:
         self.preemptions = 0
         self._paths: dict[int, OwnedPath] = {}
         self._sessions: dict[int, OwnedSession] = {}
+        self._timed: set[int] = set()
 
     @property
     def paths(self) -> list[int]:
@@ -131,6 +134,7 @@ class WaveFormer:
         if gone is not None:
             for session in gone.order:
                 self._sessions.pop(session, None)
+                self._timed.discard(session)
 
     def start(self, spec: SessionSpec) -> str | None:
         """Takes a session, or its continuation under a higher epoch; one of an old epoch is ignored.
@@ -152,6 +156,8 @@ class WaveFormer:
             known.is_leaving = known.is_leaving or spec.kept > 0
             self._unlink(known)
         self._sessions[spec.session] = session
+        if spec.is_timed:
+            self._timed.add(spec.session)
         if spec.kept:
             path.adopt(session)
         else:
@@ -170,6 +176,7 @@ class WaveFormer:
         if known is not None and known.spec.epoch <= epoch:
             self._unlink(known)
             del self._sessions[session]
+            self._timed.discard(session)
 
     def can_form(self, now_s: float = 0.0) -> bool:
         """Whether any path may send a wave and has someone to put in, or something to ask."""
@@ -372,6 +379,7 @@ class WaveFormer:
         return Wave(
             path_id, path.next_wave, rows, ids, prefill_rows,
             [session for session, _ in drops], [epoch for _, epoch in drops], *claim,
+            bool(self._timed) and not self._timed.isdisjoint(rows.sessions),
         )  # fmt: skip
 
     def _unlink(self, session: OwnedSession) -> None:

@@ -125,6 +125,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         desired: replicas wanted last, None before anybody decided.
         ready: replicas that serve.
         starting: replicas on their way.
+        draining: names of those that finish what they have, for people: they count as gone.
         min_replicas: lower bound (`com.openfaas.scale.min`).
         max_replicas: upper bound (`com.openfaas.scale.max`).
         cap: bound given by the machine, None when there is none.
@@ -142,6 +143,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     desired: int | None = None
     ready: int = 0
     starting: tuple[Starting, ...] = ()
+    draining: tuple[str, ...] = ()
     min_replicas: int = 1
     max_replicas: int = 20
     cap: int | None = None
@@ -333,6 +335,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         functions: every other function (routers, plain functions).
         budget_replicas: stage replicas there may be in all (R_total), None for no bound.
         nodes: nodes replicas can be placed on, empty in a world without a choice.
+        shown: nodes as people are to see them where `nodes` does not tell it; nothing is decided by it.
     """
 
     at_s: float
@@ -340,3 +343,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     functions: tuple[FunctionView, ...] = ()
     budget_replicas: int | None = None
     nodes: tuple[NodeView, ...] = ()
+    shown: tuple[NodeView, ...] = ()

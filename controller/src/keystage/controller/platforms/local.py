@@ -10,6 +10,7 @@ go where the policy says. It holds no policy.
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ from keystage.local.api import (
     ReplicaRecord,
 )
 
+SHOWN_S = 1.0
+"""Between two looks at a node that is the only one."""
 T = TypeVar("T")
 
 
@@ -67,7 +70,8 @@ class LocalPlatform:
         self._budget = budget_replicas
         self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
         self._bundles = Bundles(home / "bundles")  # not started: those in local folders are known
-        self._has_nodes: bool | None = None
+        self._nodes_known: list[NodeRecord] = []
+        self._nodes_at_s = -math.inf
         self._routers = RouterReader(timeout_s)
 
     def close(self) -> None:
@@ -118,12 +122,12 @@ class LocalPlatform:
                     assert_never(action)
 
     def _nodes(self) -> list[NodeRecord]:
-        """Nodes where there are several; their number is settled when the supervisor starts."""
-        if self._has_nodes is False:
-            return []
-        nodes = self._get("/nodes", list[NodeRecord])
-        self._has_nodes = len(nodes) > 1
-        return nodes
+        """The nodes. One alone, which is no choice, is asked for now and then, for people."""
+        now_s = time.monotonic()
+        if len(self._nodes_known) > 1 or now_s - self._nodes_at_s >= SHOWN_S:
+            self._nodes_known = self._get("/nodes", list[NodeRecord])
+            self._nodes_at_s = now_s
+        return self._nodes_known
 
     def _publish(self, action: PublishKeyStages) -> None:
         """Tells the supervisor, and keeps one entry per pipeline in a file, replaced as a whole."""

@@ -10,7 +10,9 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from keystage.controller.domain.snapshot import NodeView, Placed, StartTimes
+import msgspec
+
+from keystage.controller.domain.snapshot import GpuView, NodeView, Placed, StartTimes
 from keystage.controller.platforms.local_device import is_on_cpu, threads_of
 from keystage.keysmanager.api import NodeStatus
 from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
@@ -34,6 +36,29 @@ def node_views(
     """Nodes with what is free on them and whose parameters they hold; empty on one node."""
     if len(nodes) < 2:
         return ()
+    return _views(nodes, functions, replicas)
+
+
+def shown_views(
+    nodes: Sequence[NodeRecord], functions: Sequence[FunctionRecord], replicas: Sequence[ReplicaRecord]
+) -> tuple[NodeView, ...]:
+    """The same for people, one node and GPUs included; empty where `node_views` tells them all there is."""
+    if len(nodes) > 1 and not any(node.status is not None and node.status.gpus for node in nodes):
+        return ()
+    return tuple(
+        msgspec.structs.replace(view, gpus=_gpus(node.status))
+        for view, node in zip(_views(nodes, functions, replicas), nodes, strict=True)
+    )
+
+
+def _gpus(status: NodeStatus | None) -> tuple[GpuView, ...]:
+    gpus = sorted(status.gpus, key=lambda gpu: gpu.index) if status is not None else ()
+    return tuple(GpuView(gpu.total_bytes, gpu.free_bytes) for gpu in gpus)
+
+
+def _views(
+    nodes: Sequence[NodeRecord], functions: Sequence[FunctionRecord], replicas: Sequence[ReplicaRecord]
+) -> tuple[NodeView, ...]:
     threads = {f.deployment.service: threads_of(f) for f in functions if is_on_cpu(f)}
     used: Counter[str] = Counter()
     for replica in replicas:

@@ -34,7 +34,7 @@ from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine
 from keystage.controller.platforms.local_cpu import Cores, Work, cpu_views
 from keystage.controller.platforms.local_device import batch_of, cores_of, device_of, is_on_cpu, threads_of
 from keystage.controller.platforms.local_labels import scaling_of
-from keystage.controller.platforms.local_nodes import node_views, placed, start_times
+from keystage.controller.platforms.local_nodes import node_views, placed, shown_views, start_times
 from keystage.local import api as local_api
 from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
 from keystage.router.api import ReplicaStats, RouterStats
@@ -131,6 +131,7 @@ def snapshot_of(seen: Seen) -> Snapshot:
         functions=tuple(_scale(seen, record) for record in others),
         budget_replicas=seen.budget_replicas,
         nodes=node_views(seen.nodes, seen.functions, seen.replicas),
+        shown=shown_views(seen.nodes, seen.functions, seen.replicas),
     )
 
 
@@ -211,6 +212,7 @@ def _after(bundle: Pipeline | None, index: int) -> tuple[int, ...] | None:
 def _scale(seen: Seen, record: FunctionRecord) -> FunctionView:
     name, role = record.deployment.service, role_of(record)
     mine = [r for r in seen.replicas if r.function == name]
+    draining = tuple(r.replica for r in mine if r.state == "draining")
     if record.desired is None:  # then what runs is taken for what is wanted: those being replaced are not
         mine = [r for r in mine if r.generation == record.generation] or mine
     start_s = _start_s(seen, record) or DEFAULT_START_S
@@ -226,6 +228,7 @@ def _scale(seen: Seen, record: FunctionRecord) -> FunctionView:
             for r in mine
             if r.state == "starting"
         ),
+        draining=draining,
         min_replicas=asked.min_replicas,
         max_replicas=asked.max_replicas,
         override=Override(override.replicas, override.expires_at_s) if override is not None else None,

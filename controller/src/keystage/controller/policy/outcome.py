@@ -20,6 +20,9 @@ from keystage.controller.domain.snapshot import PipelineView
 from keystage.controller.domain.state import PlainState, PolicyState, StageState
 from keystage.controller.policy.plan import Plan
 
+RESTING = "nothing changed"
+"""The reason of a pipeline that is passed over."""
+
 
 def difference(plan: Plan, at_s: float) -> list[Action]:
     """What has to be stated anew for one function."""
@@ -58,7 +61,7 @@ def at_rest(view: PipelineView, state: PolicyState, before: tuple[int, ...]) -> 
             scale=stage.scale,
             wanted=stage.scale.current,
             corrected=stage.scale.current,
-            reason="nothing changed",
+            reason=RESTING,
             is_stage=True,
             is_resting=True,
             pipeline=view.pipeline,

@@ -1,0 +1,90 @@
+"""What is wrong in a report, in words. Pure.
+
+`keystage status` ends with code 1 where this finds anything; `keystage top` shows it. A number that was not
+measured is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from keystage.cli.figures import clean, duration, percent
+from keystage.observability.api import FunctionReport, PipelineReport, Report, StageReport
+
+LEAST_ATTAINMENT_RATIO = 0.9
+"""Of requests that should meet their objective. Bursts cost some; below this more than a burst is wrong."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that is wrong.
+
+    Attributes:
+        about: `controller`, a pipeline, or a function.
+        text: what, with bound and actual value.
+    """
+
+    about: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.about}: {self.text}"
+
+
+def faults(report: Report, old: str = "") -> tuple[Fault, ...]:
+    """Everything that is wrong.
+
+    Args:
+        report: of a gateway.
+        old: in words how old it is, empty where it is fresh.
+    """
+    found = [Fault("controller", text) for text in (old, clean(report.trouble)) if text]
+    found += [fault for pipeline in report.pipelines for fault in of_pipeline(pipeline)]
+    found += [Fault(clean(f.function), text) for f in report.functions if (text := of_function(f))]
+    return tuple(found)
+
+
+def of_pipeline(pipeline: PipelineReport) -> Iterator[Fault]:
+    """What is wrong with one pipeline and its stages."""
+    name = clean(pipeline.pipeline)
+    if pipeline.missing:
+        yield Fault(name, f"its numbers stay as they are: {clean(pipeline.missing)}")
+    met, aim_s = pipeline.attainment_ratio, pipeline.deadline_s
+    if met is not None and met < LEAST_ATTAINMENT_RATIO:
+        of = f" of {duration(aim_s)}" if aim_s is not None else ""
+        yield Fault(
+            name,
+            f"{percent(met)} of requests met the objective{of}, at least {percent(LEAST_ATTAINMENT_RATIO)}",
+        )
+    elif met is None and aim_s is not None and (pipeline.latency_s or 0.0) > aim_s:
+        yield Fault(name, f"latency {duration(pipeline.latency_s)} > objective {duration(aim_s)}")
+    for stage in pipeline.stages:
+        text = of_stage(stage)
+        if text:
+            yield Fault(f"{name}/{stage.stage}", text)
+
+
+def of_stage(stage: StageReport) -> str:
+    """What is wrong with one stage, empty where nothing is."""
+    if text := _serving(stage):
+        return text
+    busy = stage.utilisation_ratio
+    if busy is not None and busy > 1 and not stage.starting:
+        return f"utilisation {percent(busy)} > 100 % and no replica is starting: its queue grows"
+    return ""
+
+
+def of_function(function: FunctionReport) -> str:
+    """What is wrong with a function that is no stage, empty where nothing is."""
+    return _serving(function)
+
+
+def _serving(what: StageReport | FunctionReport) -> str:
+    """Replicas that are wanted and neither serve nor start."""
+    count = f"{what.ready} of {what.desired} replicas ready"
+    if what.desired > 0 and what.ready == 0:
+        return f"{count}, {what.starting} starting: nothing is served"
+    if what.ready + what.starting < what.desired:
+        return f"{count}, {what.starting} starting"
+    return ""
