@@ -126,8 +126,9 @@ def _holder(port: int) -> str:
 
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            is_it = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-            if is_it and connection.pid:
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr or not connection.pid:
+                continue
+            if connection.laddr.port == port:
                 command = " ".join(psutil.Process(connection.pid).cmdline()[:4])
                 return f"process {connection.pid} ({clean(command, 80) or 'without a name'})"
     return "a process of another user"
