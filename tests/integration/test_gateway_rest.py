@@ -139,7 +139,7 @@ def test_what_is_not_done_here_is_refused_with_its_reason(tmp_path: Path) -> Non
             ("DELETE", "/system/namespace/other", {}, 404, "'other' does not exist"),
             ("POST", "/system/alert", {"alerts": []}, 403, "the controller alone writes replica numbers"),
             ("GET", "/system/telemetry", None, 200, '{"enabled":false}'),
-            ("GET", "/ui/", None, 404, "/ui/"),
+            ("GET", "/ui/nothing", None, 404, "nothing"),
             ("GET", "/system/functions/", None, 404, "/system/functions/"),
         ]
         for method, path, body, status, said in cases:

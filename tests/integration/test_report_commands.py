@@ -169,6 +169,7 @@ class Terminal:
     def __init__(self, *command: str, columns: int = 40, lines: int = 20) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:  # the child
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell in the background leaves it ignored
             os.environ.update(TERM="xterm", LANG="C.UTF-8", PYTHONUTF8="1")
             for name in ("NO_COLOR", "COLUMNS", "LINES"):
                 os.environ.pop(name, None)

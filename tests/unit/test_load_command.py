@@ -16,7 +16,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, *flags: str) -> LoadOptions:
     """The options that a command line comes to."""
     seen: list[LoadOptions] = []
 
-    def load(options: LoadOptions) -> int:
+    def load(options: LoadOptions, *, as_json: bool) -> int:
+        assert not as_json
         seen.append(options)
         return 0
 

@@ -37,6 +37,9 @@ TIMEOUT_SHARES = (0.0, 0.15)
 """Time-outs, as parts of a stage's deadline. Of 0: what the papers call eager, which plans by deadlines; the
 platform's `eager` does not, and serves all in order of arrival."""
 TOKENS = (48, 80)
+TOKENS_ON_GPU = (384, 512)
+"""Long requests of a large model: with short ones of a small model a GPU would answer more requests a second
+than one router passes on, and every batching would reach the same."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,34 +134,33 @@ def _emulated(name: str, model: Model, stretch: float, stages: int, workers: int
 
 
 def _bert(name: str, folder: Path, device: str) -> Cell:
-    """A real BERT: MiniLM's shape on a CPU, BERT-base's on a GPU; weights drawn by seed."""
+    """A real BERT: MiniLM's shape on a CPU, BERT-large's on a GPU; weights drawn by seed."""
     from keystage.bundle.split import split
     from keystage.bundle.store import load
     from keystage.models.profile import Grid, measure_bundle
 
     is_gpu = device.startswith("cuda")
-    stages, workers = 2, 2
+    stages, workers = 2, 1 if is_gpu else 2
     bundle = split(_random_bert(folder / "model", is_gpu=is_gpu), stages, "uniform", folder / "bundle", name)
-    # Batches as long as the requests' own: the profile's inputs are the stage's samples.
-    profiles = [
-        m.profile
-        for m in measure_bundle(bundle, device, grid=Grid(batches=(1, 2, 4, 8), repeats=5), write=True)
-    ]
+    lengths = TOKENS_ON_GPU if is_gpu else TOKENS
+    # Items as long as the requests are: a batch of short ones costs another time.
+    grid = Grid(batches=(1, 2, 4, 8), item_tokens=sum(lengths) // 2, repeats=5)
+    profiles = [m.profile for m in measure_bundle(bundle, device, grid=grid, write=True)]
     slowest = max(profiles, key=lambda profile: profile.alpha_s)
-    profile = LatencyProfile(slowest.alpha_s, slowest.beta_s)
+    turns = stages if is_gpu else 1  # stages on one GPU compute in turns
+    profile = LatencyProfile(turns * slowest.alpha_s, turns * slowest.beta_s)
     slo_s = 2 * profile.latency_s(8) + 0.05
     rng = np.random.default_rng(3)
     bodies = tuple(
         b'{"input":['
-        + ",".join(map(str, rng.integers(1000, 20000, size=rng.integers(*TOKENS)))).encode()
+        + ",".join(map(str, rng.integers(1000, 20000, size=rng.integers(*lengths)))).encode()
         + b"]}"
         for _ in range(32)
     )
     served = Served(bundle, load(bundle), (device,) * stages, workers, slo_s * stages, "embeddings", bodies)
     bound_rps = staggered(Model(name, profile, slo_s), workers)[1]
-    words = (
-        f"{'BERT-base' if is_gpu else 'MiniLM-shaped BERT'} on {device}, {stages} stages of {workers} workers"
-    )
+    shape = "BERT-large" if is_gpu else "MiniLM-shaped BERT"
+    words = f"{shape} on {device}, {stages} stages of {workers} worker{'s' * (workers > 1)}"
     return Cell(name, words, served, bound_rps, _batchings(slo_s))
 
 
@@ -166,7 +168,7 @@ def _random_bert(folder: Path, *, is_gpu: bool) -> Path:
     import torch
     from transformers import BertConfig, BertModel
 
-    shape = (768, 12, 12, 3072) if is_gpu else (384, 6, 12, 1536)
+    shape = (1024, 24, 16, 4096) if is_gpu else (384, 6, 12, 1536)
     torch.manual_seed(5)
     config = BertConfig(
         vocab_size=30522, hidden_size=shape[0], num_hidden_layers=shape[1], num_attention_heads=shape[2],

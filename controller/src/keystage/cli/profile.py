@@ -31,6 +31,9 @@ def profile(
     ] = "",
     batches: Annotated[str, typer.Option(help="rows of a batch, as 1,2,4,8")] = "1,2,4,8",
     tokens: Annotated[int, typer.Option(help="positions of KV state that decode attends to")] = 64,
+    item_tokens: Annotated[
+        int, typer.Option(min=0, help="tokens of an item of single-pass work, as requests have (0: about 20)")
+    ] = 0,
     chunks: Annotated[str, typer.Option(help="tokens of a prefill chunk, as 16,64,256")] = "16,64,256",
     repeats: Annotated[int, typer.Option(help="timed runs of each kind")] = 9,
     write: Annotated[
@@ -52,6 +55,7 @@ def profile(
         grid = Grid(
             batches=_numbers("--batches", batches),
             tokens=tokens,
+            item_tokens=item_tokens,
             chunks=_numbers("--chunks", chunks),
             cores=_numbers("--cores", cores) if cores else (),
             repeats=repeats,

@@ -59,6 +59,7 @@ def run(message: Spawn, fds: Sequence[int], stock: Stock | None) -> int:
         is_private=message.sharing == "private",
         copies_to_device=env.get(DEVICE_COPY) != "0",
         fetch=_fetch(env, stock),
+        device=env.get("KEYSTAGE_DEVICE", ""),
     )
     return _finished(main, supply)
 

@@ -11,14 +11,15 @@ copy from memory that was pinned before:
                 are copied (more threads wait for one another: 37)      16 to 19 GB/s on 4 KiB pages
     pageable    where the system pins nothing                           7 GB/s, with a warning
 
-A fork has no ring (pinning one costs what it saves), so it registers, and initialises cuBLAS and the
-kernels of the stage meanwhile. Afterwards pages are unregistered and dropped from this process's page
+A fork makes a ring on pages of 4 KiB only (`ring_ahead`), and initialises cuBLAS and the kernels of the
+stage while it copies. Afterwards pages are unregistered and dropped from this process's page
 table. Nothing here loads from disk or checks hashes: `loader` did.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -31,13 +32,15 @@ from keystage.keysmanager.arena import Arena, Layout, layout_of
 from keystage.keysmanager.device_config import DeviceConfig
 from keystage.keysmanager.pinning import Ring
 from keystage.keysmanager.registration import Registration
+from keystage.keysmanager.ring_ahead import RingAhead
 from keystage.keysmanager.segment_copy import Copied, Copy
+from keystage.models import cuda_support
 from keystage.models.base import AnyStage, torch_dtype
+from keystage.models.decoder import DecoderStage
 from keystage.models.loading import build_stage, rehearse
 
 log = logging.getLogger("keystage.keysmanager")
 
-_REHEARSED_TOKENS = (1, 16)
 _REHEARSAL_SLOT = -1
 """Sessions have numbers from 0 on."""
 COPIED_LINE = "copied %d bytes in %.6f s: %s %s"
@@ -52,6 +55,7 @@ def load_stage_from_segment(
     dtype: str | torch.dtype,
     *,
     unmapped: Callable[[], None] | None = None,
+    ahead: RingAhead | None = None,
 ) -> AnyStage:
     """Makes a stage from a segment that holds its file.
 
@@ -62,6 +66,7 @@ def load_stage_from_segment(
         device: where to (`cpu`, `cuda:0`).
         dtype: type to run in; another than the bundle's costs a conversion on the device.
         unmapped: called, from a thread, when this process maps the segment's pages no longer.
+        ahead: what was made for the copy before there was a context, None: nothing.
 
     Raises:
         BundleError: the segment is no stage of this bundle.
@@ -77,29 +82,35 @@ def load_stage_from_segment(
     is_kept = device.type == "cuda" and all(
         place.dtype == str(kind).removeprefix("torch.") for place in layout.places
     )
-    delivery = Delivery(view, layout, arena, pipeline.stages[index].identity, None, is_kept=is_kept)
+    ring = None if ahead is None or device.type != "cuda" else ahead.ring()
+    delivery = Delivery(view, layout, arena, pipeline.stages[index].identity, ring, is_kept=is_kept)
     if not is_kept:
         if device.type == "cuda":
             warm_libraries(arena.data.device, kind)
         delivery.wait()
     stage = build_stage(pipeline, index, arena.views(layout), arena.data.device, kind, in_place(device))
     if is_kept:
-        _rehearse(stage, delivery)
+        _rehearse(stage)
         delivery.wait()
+    if ring is not None:
+        threading.Thread(target=ring.close, name="unpin", daemon=True).start()
     delivery.unmap(unmapped)
     return stage
 
 
-def _rehearse(stage: AnyStage, delivery: Delivery) -> None:
-    """Computes with whatever lies in the arena while it is being filled, and throws it away.
+def _rehearse(stage: AnyStage) -> None:
+    """Computes a token with whatever lies in the arena while it is being filled, and throws it away.
 
-    A context loads a kernel when it is first used, 0.15 s for those of a layer: that time passes here
-    beside the copy. One token first, as the first forward pass will have it, then a prompt.
+    A context loads a kernel when it is first used, 0.2 s for those of a layer: that time passes here
+    beside the copy. A decoder computes as the span that a worker will make of it, but nothing is
+    recorded, which no other thread may disturb. A prompt would take longer than the copy does.
     """
-    for tokens in _REHEARSED_TOKENS:
-        if tokens > 1 and delivery.is_done:
-            break
-        rehearse(stage, _REHEARSAL_SLOT, tokens)
+    if isinstance(stage, DecoderStage) and cuda_support.is_available():
+        from keystage.models.cuda_span import CudaSpan
+
+        CudaSpan([stage], 1).rehearse()
+    else:
+        rehearse(stage, _REHEARSAL_SLOT, 1)
 
 
 def in_place(device: torch.device) -> Callable[[torch.Tensor], None] | None:
@@ -166,11 +177,6 @@ class Delivery:
             peer_gpu.publish(config.run, config.replica, exported)
         except (peer_gpu.PeerGpuError, OSError) as error:
             log.info("parameters are not offered to other replicas: %s", error)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is on its way any more."""
-        return self._copy is None or self._copy.is_done
 
     def join(self) -> None:
         """Waits until nothing is on its way any more."""

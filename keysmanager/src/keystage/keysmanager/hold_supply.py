@@ -23,6 +23,7 @@ from keystage.keysmanager.api import Phase, Progress, StageName
 from keystage.keysmanager.channel import Channel
 from keystage.keysmanager.client import Claim, KeysManagerError, get_segment
 from keystage.keysmanager.hold_stock import Stock, raw_tensors
+from keystage.keysmanager.ring_ahead import RingAhead
 from keystage.models.base import AnyStage, torch_dtype
 from keystage.models.loading import build_stage
 
@@ -43,6 +44,7 @@ class StockSupply:
         is_private: whether the stage must have memory of its own.
         copies_to_device: False: parameters stay on the host, whatever the device.
         fetch: None: what is not in memory is left to the worker, which reads its bundle.
+        device: where the worker will compute.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class StockSupply:
         is_private: bool = False,
         copies_to_device: bool = True,
         fetch: Fetch | None = None,
+        device: str = "cpu",
     ) -> None:
         self.claim = claim
         self._stock = stock
@@ -64,6 +67,9 @@ class StockSupply:
         self._uses = 1 if stock is not None else 0
         self._is_released = False
         self._kept: list[Claim] = []
+        self._ahead: RingAhead | None = None
+        if stock is not None and stock.raw is not None and copies_to_device and device.startswith("cuda"):
+            self._ahead = RingAhead(stock.raw)
 
     def stage(self, pipeline: Pipeline, index: int, device: str, dtype: str) -> AnyStage | None:
         """See `Supply.stage`."""
@@ -140,7 +146,7 @@ class StockSupply:
             model = self._from_raw(stock, raw, pipeline, index, dtype)
         elif raw is not None and importlib.util.find_spec(_DEVICE_COPY) is not None:
             load = importlib.import_module(_DEVICE_COPY).load_stage_from_segment
-            found: AnyStage = load(pipeline, index, raw, device, kind, unmapped=unmapped)
+            found: AnyStage = load(pipeline, index, raw, device, kind, unmapped=unmapped, ahead=self._ahead)
             return found
         elif raw is not None:
             model = build_stage(pipeline, index, raw_tensors(stock.parameters, raw), device, kind)

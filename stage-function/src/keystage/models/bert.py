@@ -69,10 +69,11 @@ class BertStage:
             return batch.restored(self._likeliest(hidden, wanted, batch))
         return batch.restored(self._embedded(hidden, batch).unbind())
 
-    def samples(self, items: int) -> list[torch.Tensor]:
-        """See `SinglePassStage.samples`: items of a dozen and two dozen tokens."""
+    def samples(self, items: int, tokens: int = 0) -> list[torch.Tensor]:
+        """See `SinglePassStage.samples`: by choice items of a dozen and two dozen tokens."""
         generator = torch.Generator().manual_seed(items)
-        counts = [min(self._config.context_length, _SAMPLE_TOKENS // (1 + item % 2)) for item in range(items)]
+        lengths = [tokens or _SAMPLE_TOKENS // (1 + item % 2) for item in range(items)]
+        counts = [min(self._config.context_length, length) for length in lengths]
         if self.role.is_first:
             return [torch.randint(self._config.vocab_size, (count,), generator=generator) for count in counts]
         made = [torch.randn(count, self._width, generator=generator) for count in counts]

@@ -69,6 +69,7 @@ class DecodeGraph:
         pool: KV state.
         rows: sessions of a step, padding included.
         memory: pool of graph memory that all graphs of a span share, None: a new one.
+        is_recorded: False: every step is computed anew.
 
     Attributes:
         rows: see above.
@@ -84,6 +85,8 @@ class DecodeGraph:
         pool: CudaPool,
         rows: int,
         memory: GraphMemory | None = None,
+        *,
+        is_recorded: bool = True,
     ) -> None:
         self.rows = rows
         self._layers, self._segments, self._pool = layers, segments, pool
@@ -109,12 +112,12 @@ class DecodeGraph:
         self._tokens_out = torch.zeros(rows, dtype=torch.int64, pin_memory=is_gpu)
         self._done: Any = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
         self._pad(0)
-        self._graph = self._captured(device, memory)
+        self._graph = self._captured(device, memory, is_recorded=is_recorded)
         self.memory = self._graph.pool()
 
     @torch.inference_mode()
-    def _captured(self, device: torch.device, memory: GraphMemory | None) -> Replay:
-        if device.type != "cuda":
+    def _captured(self, device: torch.device, memory: GraphMemory | None, *, is_recorded: bool) -> Replay:
+        if device.type != "cuda" or not is_recorded:
             self._compute()
             return _Again(self._compute)
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

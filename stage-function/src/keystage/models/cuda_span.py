@@ -119,6 +119,13 @@ class CudaSpan:
         for rows in reversed([size for size in BUCKETS if size < 2 * most_rows]):
             self._graph(*self._range(first, last), rows)
 
+    def rehearse(self) -> None:
+        """Computes one decode step of nobody, which loads its kernels, and records nothing.
+
+        Unlike `capture` it minds no other thread that uses the device.
+        """
+        DecodeGraph(self._layers, self._segments, self.pool, 1, is_recorded=False)
+
     def _graph(self, first: int, last: int, rows: int) -> DecodeGraph:
         graph = self._graphs.get((first, last, rows))
         if graph is None:

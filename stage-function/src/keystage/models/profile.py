@@ -37,7 +37,8 @@ class Grid:
 
     Attributes:
         batches: rows of a batch, at least two sizes.
-        tokens: positions of KV state that decode attends to; items of single-pass work are the stage's own.
+        tokens: positions of KV state that decode attends to.
+        item_tokens: of an item of single-pass work, where it has tokens; 0: the stage's own choice.
         chunks: tokens of a prefill chunk.
         cores: CPU threads that are set against one another; empty: only those of the profile.
         repeats: timed runs of each kind.
@@ -45,6 +46,7 @@ class Grid:
 
     batches: tuple[int, ...] = (1, 2, 4, 8)
     tokens: int = 64
+    item_tokens: int = 0
     chunks: tuple[int, ...] = (16, 64, 256)
     cores: tuple[int, ...] = ()
     repeats: int = 9
@@ -61,6 +63,8 @@ class Grid:
         for name, values in {**counts, "tokens": (self.tokens,), "repeats": (self.repeats,)}.items():
             if any(value < 1 for value in values):
                 raise ValueError(f"{name} must be at least 1, got {', '.join(map(str, values))}")
+        if self.item_tokens < 0:
+            raise ValueError(f"item_tokens must be 0 or more, got {self.item_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def measure(stage: AnyStage, grid: Grid, threads: int = 0) -> Measured:
     cores = sorted({mine, *(grid.cores if is_cpu else ())})
     batches = sorted(set(grid.batches))
     if isinstance(stage, SinglePassStage):
-        times = rounds(SinglePassClock(stage, batches[-1]), batches, cores, grid.repeats)
+        times = rounds(SinglePassClock(stage, batches[-1], grid.item_tokens), batches, cores, grid.repeats)
         profile, misfit_ratio = _line_of(stage, times, batches, mine)
         return Measured(profile, misfit_ratio, times)
     model = looping_stage(stage)

@@ -47,8 +47,13 @@ class SinglePassStage(AnyStage, Protocol):
             StageError: an item has a wrong type or shape; names both.
         """
 
-    def samples(self, items: int) -> list[torch.Tensor]:
-        """So many inputs of the right kind, the same at each call, for warming up and timing."""
+    def samples(self, items: int, tokens: int = 0) -> list[torch.Tensor]:
+        """So many inputs of the right kind, the same at each call, for warming up and timing.
+
+        Args:
+            items: how many.
+            tokens: of each, where items have tokens, as far as the model takes so many; 0: its own choice.
+        """
 
 
 @runtime_checkable

@@ -99,11 +99,12 @@ class SinglePassClock:
     Args:
         stage: a loaded stage.
         rows: items of the largest batch.
+        tokens: of an item, see `SinglePassStage.samples`.
     """
 
-    def __init__(self, stage: SinglePassStage, rows: int) -> None:
+    def __init__(self, stage: SinglePassStage, rows: int, tokens: int) -> None:
         self._stage = stage
-        self._items = stage.samples(rows)
+        self._items = stage.samples(rows, tokens)
 
     def batch_s(self, rows: int) -> float:
         """Seconds of one batch of the first `rows` items."""

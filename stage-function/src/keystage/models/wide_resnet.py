@@ -88,7 +88,7 @@ class WideResNetStage:
                 results += zip(part, outputs.unbind(), strict=True)
         return [output for _, output in sorted(results, key=lambda result: result[0])]
 
-    def samples(self, items: int) -> list[torch.Tensor]:
+    def samples(self, items: int, tokens: int = 0) -> list[torch.Tensor]:
         """See `SinglePassStage.samples`: images of the network's own size."""
         generator = torch.Generator().manual_seed(items)
         side = self._config.image_size

@@ -63,7 +63,7 @@ class Driver:
         return bool(found.value)
 
     def register(self, address: int, nbytes: int, flags: int = READ_ONLY) -> None:
-        """Pins whole pages in place; by default of memory that is mapped read-only."""
+        """Pins whole pages in place; by default of memory that is mapped read-only (flags 0: it is not)."""
         self._call(
             "cuMemHostRegister_v2",
             ctypes.c_void_p(address),
@@ -74,17 +74,6 @@ class Driver:
     def unregister(self, address: int) -> None:
         """Unpins what was registered at this address."""
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
-
-    def allocate_pinned(self, nbytes: int) -> int:
-        """Address of new pinned memory."""
-        address = ctypes.c_void_p()
-        self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(nbytes), ctypes.c_uint(0))
-        assert address.value is not None
-        return address.value
-
-    def free_pinned(self, address: int) -> None:
-        """Gives pinned memory back."""
-        self._call("cuMemFreeHost", ctypes.c_void_p(address))
 
     def stream(self) -> int:
         """A new stream that waits for no other."""
