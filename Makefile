@@ -22,7 +22,7 @@ ARGS ?=
 RERUNS ?= 2
 TESTS ?= tests
 
-.PHONY: help setup run test check bench clean format types imports manifests metrics reference
+.PHONY: help setup run test check bench clean format types imports manifests metrics reference pictures
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ metrics: $(VENV)/.dev ## Write docs/metrics.md from the registry of metrics
 
 reference: $(VENV)/.dev ## Write docs/api-reference.md from the OpenAPI documents
 	cd tests && ../$(BIN)/python -m support.api_reference
+
+pictures: $(VENV)/.dev ## Make docs/images/ anew: the case of docs/slow-request.md, played in Chromium
+	cd tests && ../$(BIN)/python -m support.slow_request
 
 clean: ## Remove the environment, state and reports
 	rm -rf $(VENV) .keystage out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from support.helm import CHART, named, render
 
+from keystage.cli.main import app
 from keystage.gateway.metrics import Metrics
 from keystage.wire.metrics import METRICS, MetricSpec, Sample, expose
 
 RULES = CHART / "rules" / "keystage.yaml"
 TIME_LINES = Path(__file__).resolve().parents[1] / "support" / "alerts" / "keystage_test.yaml"
-TARGET_LABELS = {"pod", "node"}
+TARGET_LABELS = {"pod", "node", "instance", "namespace"}
 TIMEOUT_S = 60.0
 
 
@@ -50,6 +52,49 @@ def test_time_lines_raise_the_alerts_they_should_and_no_others(tmp_path: Path) -
     shutil.copy(RULES, tmp_path / "keystage.yaml")
     shutil.copy(TIME_LINES, tmp_path / "keystage_test.yaml")
     assert "SUCCESS" in _promtool("test", "rules", "keystage_test.yaml", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in _rules()])
+def test_every_alert_has_a_time_line_that_raises_it_and_one_that_does_not(alert: str) -> None:
+    looks = [
+        look
+        for line in yaml.safe_load(TIME_LINES.read_text())["tests"]
+        for look in line["promql_expr_test"]
+        if re.search(rf"\b{alert}\b", look["expr"])
+    ]
+    assert any(look["exp_samples"] for look in looks)
+    assert any(not look["exp_samples"] for look in looks)
+
+
+@pytest.mark.parametrize("rule", _rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_leads_to_a_section_of_the_documentation(rule: dict[str, Any]) -> None:
+    path, _, anchor = rule["annotations"]["runbook"].partition("#")
+    page = CHART.parents[1] / path
+    assert anchor
+    titles = re.findall(r"^#+ +(.*)$", page.read_text(), flags=re.MULTILINE)
+    assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("rule", _rules(), ids=lambda rule: rule["alert"])
+def test_commands_and_settings_that_an_alert_names_exist(rule: dict[str, Any]) -> None:
+    text = rule["annotations"]["description"]
+    for line in re.findall(r"`keystage ([^`]+)`", text):
+        command: Any = typer.main.get_command(app)
+        for word in line.split():
+            if not hasattr(command, "commands"):
+                options = {option for one in command.params for option in one.opts}
+                assert not word.startswith("-") or word in options, line
+                continue
+            assert word in command.commands, line
+            command = command.commands[word]
+        assert not hasattr(command, "commands"), f"keystage {line} is a group"
+    documented = (CHART.parents[1] / "docs" / "environment.md").read_text()
+    for setting in re.findall(r"KEYSTAGE_[A-Z_]+", text):
+        assert f"`{setting}`" in documented, setting
+    for name in re.findall(r"\b(?:keystage)_[a-z_]+", text):
+        spec = METRICS.get(name.removesuffix("_total"))
+        assert spec is not None, name
+        assert (spec.kind == "counter") == name.endswith("_total"), name
 
 
 def test_promtool_finds_no_fault_with_any_metric() -> None:

@@ -10,11 +10,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.helm import CHART, named, render
 
+from keystage.gateway.backend import FunctionState
 from keystage.gateway.metrics import Metrics
+from keystage.local.api import Deployment
 from keystage.wire.metrics import METRICS
 
 DASHBOARD = CHART / "dashboards" / "keystage.json"
-TARGET_LABELS = {"pod", "le"}
+TARGET_LABELS = {"pod", "instance", "le"}
 """Given by Prometheus, or by the form of a histogram."""
 
 
@@ -26,9 +28,13 @@ def _known() -> dict[str, set[str]]:
         for end in ends:
             series[name + end] = set(spec.labels)
     metrics = Metrics()
+    deployment = Deployment(service="f", image="none")
+    state = FunctionState(
+        deployment=deployment, created_at_s=0.0, replicas=1, ready=(), waking=False, trouble=()
+    )
     metrics.begin("f")
     metrics.end("f", 200, 0.1)
-    for family in text_string_to_metric_families(metrics.render([])[0].decode()):
+    for family in text_string_to_metric_families(metrics.render([state])[0].decode()):
         for sample in family.samples:
             series[sample.name] = set(sample.labels) - {"le"}
     return series
@@ -59,6 +65,71 @@ def test_rates_are_of_counters_and_nothing_else() -> None:
     for title, expression in _expressions():
         for name in re.findall(r"(?:rate|increase)\(([a-z_]+)", expression):
             assert name.endswith(("_total", "_bucket", "_sum", "_count")), f"{title}: {name}"
+
+
+def test_ratios_divide_what_belongs_together() -> None:
+    """A mean over something else than what was summed up is none."""
+    pairs = {
+        "keystage_stage_wait_seconds_total": "keystage_stage_waits_total",
+        "keystage_stage_service_seconds_total": "keystage_stage_services_total",
+        "keystage_stage_handoff_seconds_total": "keystage_stage_services_total",
+        "keystage_stage_wave_wait_seconds_total": "keystage_stage_batches_total",
+        "keystage_load_seconds_total": "keystage_loads_total",
+        "gateway_functions_seconds_sum": "gateway_functions_seconds_count",
+        "keystage_requests_in_time_total": "keystage_requests_due_total",
+        "keystage_stage_kv_blocks_used": "keystage_stage_kv_blocks",
+        "keystage_parameter_gives_total": "keystage_parameter_gives_total",
+    }
+    seen = set()
+    for title, expression in _expressions():
+        above, is_ratio, below = expression.partition(" / ")
+        if is_ratio:
+            (name,) = re.findall(r"\b(?:keystage|gateway)_[a-z_]+", above)
+            assert re.findall(r"\b(?:keystage|gateway)_[a-z_]+", below) == [pairs[name]], title
+            assert re.findall(r"by \([^)]*\)", above) == re.findall(r"by \([^)]*\)", below), title
+            seen.add(name)
+    assert seen == pairs.keys()
+
+
+def test_lines_of_functions_and_replicas_are_bounded_and_chosen() -> None:
+    """There may be thousands of them."""
+    for title, expression in _expressions():
+        groups = {
+            label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")
+        }
+        if groups & {"function_name", "replica"}:
+            assert expression.startswith("topk("), title
+        known = _known()
+        for name, chosen in re.findall(r"\b((?:keystage|gateway)_[a-z_]+)(\{[^}]*\})?", expression):
+            for label, variable in (("pipeline", "$pipeline"), ("function_name", "$function")):
+                if label in known[name]:
+                    assert f'{label}=~"{variable}"' in chosen, f"{title}: {name}"
+
+
+def test_variables_ask_for_series_that_there_are() -> None:
+    known = _known()
+    found = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    assert [one["name"] for one in found] == ["datasource", "pipeline", "function"]
+    for one in found[1:]:
+        name, label = re.fullmatch(r"label_values\(([a-z_]+), ([a-z_]+)\)", one["query"]).groups()  # type: ignore[union-attr]
+        assert label in known[name]
+
+
+def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        if panel["type"] != "row":
+            assert panel["description"].endswith("."), panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+            references = [target["refId"] for target in panel["targets"]]
+            assert len(set(references)) == len(references) > 0
+            for target in panel["targets"]:
+                _, *names = re.split(r"\{\{", target["legendFormat"])
+                by = ",".join(re.findall(r"by \(([^)]*)\)", target["expr"]))
+                assert {name.partition("}}")[0] for name in names} <= {
+                    label.strip() for label in by.split(",")
+                }
 
 
 def test_panels_do_not_overlap() -> None:

@@ -131,6 +131,14 @@ def test_metrics_exist(name: str) -> None:
     assert [n for n in told if n not in counters | others and n.removesuffix("_total") not in text] == []
 
 
+def test_operating_names_every_alert_of_the_chart_and_no_other() -> None:
+    rules = (ROOT / "charts/keystage/rules/keystage.yaml").read_text()
+    alerts = set(re.findall(r"^ +- alert: (\w+)$", rules, flags=re.MULTILINE))
+    assert len(alerts) > 10
+    table = guide("operating").split("## Alarms")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(Keystage[A-Z]\w+)`", table)) == alerts
+
+
 # ---------------------------------------------------------------- commands
 
 
@@ -146,7 +154,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart", "operating", "tuning", "troubleshooting", "terminal", "traces"]
+    "name", ["quickstart", "operating", "tuning", "troubleshooting", "terminal", "traces", "slow-request"]
 )
 def test_commands_and_their_options_exist(name: str) -> None:
     root = typer.main.get_command(app)

@@ -22,7 +22,7 @@ THINGS = {"seals", "/dev/shm", "host memory", "huge pages", "RLIMIT_MEMLOCK", "G
 
 def _doctor(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, dict[str, Any]], str]:
     done = CliRunner().invoke(app, ["doctor", "--home", str(tmp_path), "--json", *arguments])
-    found = json.loads(done.stdout) if done.stdout.startswith("[") else []
+    found = json.loads(done.stdout)["checks"] if done.stdout.startswith("{") else []
     return done.exit_code, {check["thing"]: check for check in found}, done.output
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.face_server import served
 
 from keystage.bundle.api import emulated
-from keystage.router.engine import Failure, Generation, Limits, QueueFull, Refusal, TooLate, Unavailable
+from keystage.router.engine import Failure, Generation, Limits, QueueFull, Refusal, TooLate
 from keystage.router.face_probe import HashEngine, token_at
 
 LIMITS = Limits(looping=True, context_length=256, vocab_size=256, max_body_bytes=20_000)
@@ -151,7 +151,6 @@ def test_usage_in_a_stream(port: int) -> None:
     ("refusal", "status", "kind"),
     [
         (QueueFull("queue holds 64 of 64", retry_after_s=1.2), 429, "rate_limit_error"),
-        (Unavailable("no worker for stage 1", retry_after_s=3), 503, "unavailable_error"),
         (TooLate("deadline of 2 s passed"), 504, "timeout_error"),
         (Failure("stage 1 failed: boom"), 500, "server_error"),
     ],
@@ -164,7 +163,7 @@ def test_refusal_before_the_first_token(refusal: Refusal, status: int, kind: str
     assert json.loads(body) == {
         "error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}
     }
-    assert headers.get("retry-after") == {429: "2", 503: "3"}.get(status)
+    assert headers.get("retry-after") == {429: "2"}.get(status)
 
 
 def test_refusal_in_a_stream_is_its_last_event() -> None:

@@ -110,6 +110,15 @@ def test_the_owners_end_ends_the_daemon_and_idle_holders(tmp_path: Path) -> None
         status, served = await asyncio.to_thread(get, f"/v1/parameters/{identity}", "secret")
         assert (status, served) == (200, (bundle / "stage-00.safetensors").read_bytes())
         assert (await asyncio.to_thread(get, f"/v1/parameters/{'0' * 64}", "secret"))[0] == 404
+        # A pod on a cluster asks by `Get`: what it is given counts like a fork's. The first needs the raw
+        # segment again, the second is a hit.
+        assert b"keystage_parameter_gives_total{" not in text
+        for got in [await node.client.get(name_of(bundle)) for _ in range(2)]:
+            got.claim.close()
+            os.close(got.fd)
+        _, text = await asyncio.to_thread(get, "/metrics", "secret")
+        for source in (b"disk", b"memory"):
+            assert b'keystage_parameter_gives_total{node="node-a",source="%s"} 1.0' % source in text
 
     with node_of(
         tmp_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -49,6 +50,14 @@ def test_parked_pods_become_workers_of_the_stage_that_wants_them(world: Reconcil
         told = world.faces[pod["metadata"]["name"]].activations
         assert [(a.function, a.env["KEYSTAGE_STAGES"]) for a in told] == [("llm-stage-1", "1")]
     world.until_parked(4)  # the pool is filled again
+    # Nobody else counts these starts on a cluster.
+    nodes = Counter(pod["spec"]["nodeName"] for pod in taken)
+    shown = list(world.starts.samples())
+    assert {s.labels["node"]: s.value for s in shown if s.name == "keystage_starts"} == nodes
+    for sample in (s for s in shown if s.name == "keystage_start_seconds"):
+        assert (sample.labels["pipeline"], sample.labels["phase"]) == ("llm", "ready")
+        assert sample.counts[-1] == nodes[sample.labels["node"]]
+        assert 0 < sample.value < 60
 
 
 def test_the_pool_serves_first_wherever_it_is_and_new_pods_keep_to_their_site(world: ReconcilerWorld) -> None:

@@ -4,57 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 from support.browser import Page, browsing, need_chromium
-from support.report_server import PASSWORD, USER, ReportServer, a_report, report_server
+from support.live_page import OUT, run, shown, state, told
+from support.report_server import ReportServer, a_report, report_server
 
 pytestmark = pytest.mark.slow
 
-OUT = Path(__file__).parents[2] / "out"
-Work = Callable[[ReportServer, Page], Awaitable[None]]
 MOST_ELEMENTS = 6000
 """Of the page with a thousand stages; a card has twenty."""
-
-
-def run(tmp_path: Path, work: Work) -> None:
-    need_chromium()
-
-    async def inside() -> None:
-        async with report_server() as server, browsing(tmp_path, (USER, PASSWORD)) as page:
-            await page.look(1280, 900)
-            await work(server, page)
-
-    asyncio.run(inside())
-
-
-@asynccontextmanager
-async def told(server: ReportServer, stages: int) -> AsyncIterator[None]:
-    """Reports ten times a second, as long as the context lasts."""
-
-    async def tell() -> None:
-        for i in range(100_000):
-            server.tell(a_report(stages, round_=i))
-            await asyncio.sleep(0.1)
-
-    task = asyncio.create_task(tell())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
-def state(name: str) -> str:
-    return f"document.body.dataset.state === '{name}'"
-
-
-def shown(selector: str) -> str:
-    return f"document.querySelector('{selector}').checkVisibility()"
 
 
 def test_from_no_controller_to_a_pipeline_and_back(tmp_path: Path) -> None:
@@ -99,6 +60,7 @@ def test_old_reports_and_a_gateway_that_is_away_are_said(tmp_path: Path) -> None
         assert await page.evaluate(shown("#full"))  # what was known stays to be seen
         await page.until("/away/.test(document.getElementById('announcer').textContent)")
         await server.start()
+        server.tell(a_report())
         await page.evaluate("document.getElementById('retry').click()")
         await page.until(state("live"))
 
@@ -148,11 +110,21 @@ def test_by_keyboard_and_by_ear(tmp_path: Path) -> None:
             await page.press("Tab")
             focused.add(await page.evaluate("document.activeElement.id"))
         assert {"row", "as-table", "log-text", "log-kind", "send", "answer"} <= focused
+        # What is worth a look first is chosen: the key stage.
+        await page.until("document.querySelector('#detail h3').textContent === 'Stage 1: big-stage-1'")
         await page.evaluate("document.getElementById('row').focus()")
+        await page.press("Home")
+        await page.until("document.querySelector('#detail h3').textContent === 'Stage 0: big-stage-0'")
         await page.press("ArrowRight")
         await page.until("document.querySelector('#detail h3').textContent === 'Stage 1: big-stage-1'")
         spoken = await page.evaluate("document.getElementById('stage-1').getAttribute('aria-label')")
-        for part in ("key stage", "31 waiting", "2 of 4 replicas ready", "2 starting", "utilisation 97 %"):
+        for part in (
+            "1st key stage",
+            "31 waiting",
+            "2 of 4 replicas ready",
+            "2 starting",
+            "utilisation 97 %",
+        ):
             assert part in spoken
         assert "predicted wait 310 ms" in await page.text("#detail .reason")
         await page.evaluate("document.getElementById('log-text').focus()")

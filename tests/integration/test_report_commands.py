@@ -117,7 +117,10 @@ def test_a_gateway_that_cannot_be_asked_ends_with_2(
     (home / "credentials" / "basic-auth-password").write_text("wrong")
     code, _, err = _run(command[0], gateway, home, *command[1:])
     assert code == 2
-    assert "answered 401: user or password are missing or wrong: --user, --password-file" in err
+    assert "answered 401: user or password are wrong: --user, --password-file, --home" in err
+    (home / "credentials" / "basic-auth-password").unlink()
+    err = _run(command[0], gateway, home, *command[1:])[2]
+    assert "answered 401: no password was sent, the state folder has none" in err
 
 
 def test_nobody_there_and_bad_addresses_end_with_2(tmp_path: Path) -> None:

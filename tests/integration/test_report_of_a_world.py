@@ -63,8 +63,8 @@ def test_what_runs_and_why(tmp_path: Path) -> None:
             code, text = await _told(pipeline, "explain", "em/7")
             assert code == 2
             assert "stages 0 to 2" in text
-            found: list[dict[str, Any]] = json.loads((await _told(pipeline, "doctor", "--json"))[1])
-            ours = {check["thing"]: check for check in found if check["area"] == "gateway"}
+            found: dict[str, Any] = json.loads((await _told(pipeline, "doctor", "--json"))[1])
+            ours = {check["thing"]: check for check in found["checks"] if check["area"] == "gateway"}
             assert {ours[thing]["level"] for thing in ("clocks", "versions", "controller's report")} == {"ok"}
             assert "the gateway" in ours["clocks"]["actual"]  # its stream told the clock
             await _until(pipeline, "all is well", "status")

@@ -203,11 +203,16 @@ class Page:
         """Writes into what has the focus."""
         await self.call("Input.insertText", text=text)
 
-    async def screenshot(self, file: Path) -> None:
-        """Keeps the whole page as PNG."""
+    async def screenshot(self, file: Path, selector: str | None = None) -> None:
+        """Keeps the whole page as PNG, or one element of it."""
         await self.evaluate("scrollTo(0, 0)")
-        size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 6000), "scale": 1}
+        box = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
+        if selector is not None:
+            box = await self.evaluate(
+                "(({x, y, width, height}) => ({x: x + scrollX, y: y + scrollY, width, height}))"
+                f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+            )
+        clip = {**box, "height": min(box["height"], 6000), "scale": 1}
         found = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(base64.b64decode(found["data"]))

@@ -21,6 +21,7 @@ from keystage.kubernetes.api import FUNCTION_LABEL, POOL_LABEL, FunctionSpec, sp
 from keystage.kubernetes.asking import Asking
 from keystage.kubernetes.client import FUNCTIONS, Cluster
 from keystage.kubernetes.manifests import Settings
+from keystage.kubernetes.pod_starts import PodStarts
 from keystage.kubernetes.reconciler import Links, Reconciler
 from keystage.kubernetes.view import is_leaving, is_ready, labels_of, name_of, state_of
 from keystage.kubernetes.wishes import Wishes
@@ -131,6 +132,7 @@ class ReconcilerWorld:
         self.on_face: Callable[[ParkedPod], None] = lambda face: None
         self.crashes: list[BaseException] = []
         self.asking = Asking(TOKEN)
+        self.starts = PodStarts()
         self.reconciler = self.leader()
         kube.players.is_ready = self._probe
 
@@ -141,6 +143,7 @@ class ReconcilerWorld:
             asking=self.asking,
             requests_on=lambda function, replica, since_s: self.requests.get(replica, 0),
             parameter_bytes=lambda deployment: self.parameter_bytes,
+            served=self.starts.served,
         )
         return Reconciler(
             self.world,

@@ -13,6 +13,7 @@ import msgspec
 import uvicorn
 
 from keystage.gateway.auth import Credentials
+from keystage.gateway.backend import LogLine
 from keystage.gateway.metrics import Metrics
 from keystage.gateway.rest import Management, make_app
 from keystage.observability.api import (
@@ -30,10 +31,23 @@ USER, PASSWORD = "admin", "tell-nobody-4417"
 
 
 class ToldBackend:
-    """A backend of which only reports are asked for."""
+    """A backend of which only reports and output are asked for.
+
+    Attributes:
+        lines: what every function printed.
+    """
 
     def __init__(self) -> None:
         self.board = Board()
+        self.lines: list[LogLine] = []
+
+    def get(self, name: str) -> None:
+        """Every function is there; what it is, nobody asks."""
+
+    async def logs(self, name: str, *, tail: int | None, since_s: float) -> list[LogLine]:
+        """See `gateway.backend.Backend`."""
+        found = [line for line in self.lines if line.at_s > since_s]
+        return found if tail is None else found[-tail:]
 
     async def report(self, since: tuple[str, int] | None, wait_s: float) -> bytes | None:
         """See `gateway.backend.Backend`."""
@@ -41,9 +55,14 @@ class ToldBackend:
 
 
 class ReportServer:
-    """One server on a port that stays the same when it is stopped and started again."""
+    """One server on a port that stays the same when it is stopped and started again.
+
+    Attributes:
+        password: that it asks for from its next start on.
+    """
 
     def __init__(self) -> None:
+        self.password = PASSWORD
         self.backend = ToldBackend()
         self.number = 0
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -55,7 +74,7 @@ class ReportServer:
     async def start(self) -> None:
         """Serves."""
         management = Management(self.backend, Metrics(), 1.0)  # type: ignore[arg-type]
-        app = make_app(management, Credentials(USER, PASSWORD))
+        app = make_app(management, Credentials(USER, self.password))
         config = uvicorn.Config(
             app, host="127.0.0.1", port=self.port, lifespan="off", log_level="critical", ws="none",
             timeout_graceful_shutdown=2,
@@ -107,7 +126,8 @@ def a_report(stages: int = 4, *, key: int = 1, round_: int = 0) -> Report:
         rows.append(
             StageReport(
                 stage=i, function=f"big-stage-{i}", desired=4 if is_key else 2, ready=2,
-                starting=2 if is_key else 0, draining=1 if i == 2 else 0, is_key=is_key, rank=i,
+                starting=2 if is_key else 0, draining=1 if i == 2 else 0,
+                is_key=is_key, rank=0 if is_key else i + (i < key),
                 queue=float((31 if is_key else i * 7 + round_) % 40), in_flight=2.0, arrival_rps=12.5,
                 arrival_cv=2.4, service_s=0.041, wait_s=0.31 if is_key else 0.004,
                 utilisation_ratio=0.97 if is_key else 0.4, share_s=0.08,

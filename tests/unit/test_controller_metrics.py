@@ -5,7 +5,9 @@ from __future__ import annotations
 from support.controller_world import FluidStage, FluidWorld
 
 from keystage.controller.decisions import Record
-from keystage.controller.domain.decision import Decision
+from keystage.controller.domain.decision import Decision, SetReplicas
+from keystage.controller.domain.snapshot import FunctionView, PipelineView, Slo, Snapshot, StageView
+from keystage.controller.domain.state import PolicyState
 from keystage.controller.metrics import Counts
 from keystage.controller.policy.settings import PolicySettings
 from keystage.wire.metrics import Sample
@@ -54,3 +56,15 @@ def test_missing_statistics_are_a_hold_and_failures_are_counted() -> None:
     counts.hear(None, "cannot observe: no answer")
     assert found(counts, "keystage_platform_failures") == [1]
     assert found(counts, "keystage_ticks") == [3]
+
+
+def test_numbers_that_are_stated_again_are_no_decisions() -> None:
+    """After a start the controller states what there is; nothing has been scaled."""
+    stage = StageView(stage=0, scale=FunctionView(function="p-stage-0", ready=1))
+    view = PipelineView(pipeline="p", execution="looping", slo=Slo(), stages=(stage,))
+    counts = Counts()
+    for replicas in (1, 2, 0):
+        decision = Decision(actions=(SetReplicas("p-stage-0", replicas),), state=PolicyState(), reports=())
+        counts.hear(Record(snapshot=Snapshot(at_s=0.0, pipelines=(view,)), decision=decision), "")
+    reasons = {s.labels["reason"]: s.value for s in counts.samples() if s.name == "keystage_decisions"}
+    assert {reason: count for reason, count in reasons.items() if count} == {"scale-up": 1, "to-zero": 1}

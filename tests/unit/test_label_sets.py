@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import random
 import string
+from urllib.parse import quote
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families
 from support.scripted_upstream import open_call, proxy_to, run
 
@@ -15,10 +19,12 @@ from keystage.controller.domain.state import PolicyState
 from keystage.controller.metrics import REASONS, Counts
 from keystage.gateway.backend import FunctionState
 from keystage.gateway.metrics import MOST_GONE, Metrics
-from keystage.keysmanager.metrics import MOST_SERIES
 from keystage.keysmanager.metrics import Counts as DaemonCounts
+from keystage.keysmanager.pod_api import Activated, Activation
+from keystage.kubernetes.pod_starts import MOST_NODES, PodStarts
 from keystage.local.api import Deployment
-from keystage.wire.metrics import START_BOUNDS_S, expose
+from keystage.wire.metrics import ANSWER_BOUNDS_S, START_BOUNDS_S, Sample, Samples, expose
+from keystage.wire.start_counts import MOST_SERIES
 
 FUNCTIONS = 10_000
 LETTERS = string.ascii_lowercase + string.digits
@@ -27,6 +33,13 @@ LETTERS = string.ascii_lowercase + string.digits
 def names(seed: int) -> list[str]:
     rng = random.Random(seed)
     return ["f" + "".join(rng.choices(LETTERS, k=rng.randrange(4, 40))) for _ in range(FUNCTIONS)]
+
+
+def hostile_names() -> list[str]:
+    """What a stranger may write into a path: quotes, line ends, braces, other alphabets, and far too much."""
+    rng = random.Random(9)
+    pieces = ['"', "\\", "\n", "{", "}", "#", "=", "..", "%00", "é", "名", " ", "a" * 300, 'x"} 1\n# EOF']
+    return ["".join(rng.choices(pieces, k=rng.randrange(1, 9))) for _ in range(FUNCTIONS)]
 
 
 def series(text: bytes) -> int:
@@ -48,6 +61,10 @@ def test_requests_for_functions_that_there_are_none_of_make_no_series() -> None:
                 call = open_call()
                 await call.run(proxy, f"/function/{name}/x".encode())
                 assert call.status == 404
+            for name in hostile_names():
+                call = open_call()
+                await call.run(proxy, b"/function/" + quote(name).encode() + b"/x")
+                assert call.status in (400, 404)
             assert series(proxy._metrics.render([])[0]) == before
 
     run(work())
@@ -69,6 +86,44 @@ def test_the_gateway_forgets_functions_that_are_gone_and_keeps_those_that_are_no
     assert series(text) <= (MOST_GONE + 3) * 25
     assert b'gateway_function_invocation_total{code="200",function_name="stays.openfaas-fn"} 1.0' in text
     assert metrics.in_flight("runs") == metrics.invocations("runs") == 1
+
+
+def test_of_functions_that_were_all_deleted_the_newest_few_are_kept() -> None:
+    """None is left, so nobody would ever come to displace them."""
+    metrics = Metrics()
+    every = names(5)
+    text, _ = metrics.render([deployed(name) for name in every])
+    assert series(text) == 2 * FUNCTIONS  # wanted replicas, and a count of those that wait in vain
+    for name in every:
+        metrics.begin(name)
+        metrics.end(name, 200, 0.1)
+    text, _ = metrics.render([])
+    assert series(text) <= MOST_GONE * (len(ANSWER_BOUNDS_S) + 6)
+    assert every[-1].encode() in text
+    assert every[0].encode() not in text
+
+
+def test_a_deployed_function_s_calls_that_wait_in_vain_are_counted_from_zero() -> None:
+    metrics = Metrics()
+    line = b'gateway_function_invocation_total{code="503",function_name="f.openfaas-fn"} '
+    assert line + b"0.0" in metrics.render([deployed("f")])[0]
+    metrics.begin("f")
+    metrics.end("f", 503, 30.0)
+    assert line + b"1.0" in metrics.render([deployed("f")])[0]
+    assert line not in Metrics().render([])[0]
+
+
+def test_what_is_called_by_any_name_is_shown_in_both_formats() -> None:
+    """Names with quotes and line ends are refused at every door; a label would stand them nevertheless."""
+    hostile = 'x"} 1\n# EOF\\'
+    labels = {"pipeline": hostile, "replica": hostile}
+    samples = [Sample("keystage_worker_sessions", labels, 1.0)]
+    (family,) = text_string_to_metric_families(expose(samples).decode())
+    assert [dict(sample.labels) for sample in family.samples] == [labels]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Samples(lambda: samples))
+    (family,) = open_families(generate_open(registry).decode())
+    assert [dict(sample.labels) for sample in family.samples] == [labels]
 
 
 def test_the_controller_shows_what_there_is_and_counts_by_kinds_alone() -> None:
@@ -103,3 +158,19 @@ def test_a_keysmanager_keeps_so_many_histograms_of_starts() -> None:
     assert series(text) <= MOST_SERIES * (len(START_BOUNDS_S) + 3) + 10
     assert names(4)[-1].encode() in text
     assert names(4)[0].encode() not in text
+
+
+def test_a_controller_keeps_so_many_nodes_and_histograms_of_pods() -> None:
+    starts = PodStarts(lambda: 10.5)
+    answer = Activated(via="standby", source="memory", phases={"mapped": 10.1, "begun": 9.0})
+    for number, name in enumerate(names(6)):
+        node = "n" if number % 2 else name
+        wanted = Activation(function=name, env={"KEYSTAGE_PIPELINE": name}, decided_at_s=10.0)
+        starts.served({"spec": {"nodeName": node}}, wanted, answer)
+    text = expose(starts.samples())
+    each = len(START_BOUNDS_S) + 3
+    assert series(text) <= MOST_SERIES * each + MOST_NODES * (2 * each + 1)
+    ready = f'node="n",phase="ready",pipeline="{names(6)[-1]}",via="standby"'.encode()
+    assert b"keystage_start_seconds_sum{" + ready + b"} 0.5" in text
+    assert b'keystage_starts_total{node="n",via="standby"} ' + f"{FUNCTIONS / 2}".encode() in text
+    assert names(6)[0].encode() not in text

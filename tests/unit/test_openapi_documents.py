@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
+from prometheus_client.exposition import choose_encoder
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 from support.item_engine import limits_for, pipeline_for
 
@@ -119,6 +120,16 @@ def test_every_route_but_the_open_ones_documents_401_and_asks_for_credentials() 
         assert operation.get("security", doc["security"]) == ([] if route.is_open else [{"basic": []}])
     is_open = {route.path for route in MANAGEMENT if route.is_open}
     assert is_open == {"/healthz", "/metrics", "/openapi.json"}
+
+
+@pytest.mark.parametrize("name", ["gateway", "router"])
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0", "text/html"])
+def test_metrics_come_in_the_formats_that_the_document_names(name: str, accept: str) -> None:
+    answer = documents()[name]["paths"]["/metrics"]["get"]["responses"]["200"]
+    told = Metrics().render([], accept)[1] if name == "gateway" else choose_encoder(accept)[1]
+    kinds = {kind.partition(";")[0] for kind in answer["content"]}
+    assert kinds == {"text/plain", "application/openmetrics-text"}
+    assert told.partition(";")[0] in kinds
 
 
 @pytest.mark.parametrize(

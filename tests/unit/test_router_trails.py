@@ -17,7 +17,7 @@ from keystage.router.looping import LoopingCore
 from keystage.router.single import SinglePassCore
 from keystage.router.traces import Traces
 from keystage.router.trails import Trail, spread
-from keystage.wire import api, spans
+from keystage.wire import api
 from keystage.wire.tracing import Tracer
 from keystage.worker.step_times import arrived, began, ended, opened
 
@@ -29,13 +29,12 @@ class Made:
 
     def __init__(self, modules: tuple[str, ...] = ()) -> None:
         self.tracer = Tracer("http://127.0.0.1:9", "p")
-        self.tracer._offset_ns = 0
+        self.tracer.offset_ns = 0
         self.traces = Traces(self.tracer, "p", modules, lambda address: f"replica-{address}")
 
     def of(self, trail: Trail, error: BaseException | None = None) -> dict[str, Seen]:
         self.traces.end(trail, error)
-        resource = spans.resource({"service.name": "p"})
-        found = read(spans.export_request(resource, "keystage", "1", self.tracer._waiting))
+        found = read(bytes(self.tracer.take()[0]))
         assert all(span.trace_id == TRACE.hex() for span in found)
         assert len({span.span_id for span in found}) == len(found)
         return {span.name: span for span in found}

@@ -96,6 +96,15 @@ def test_ids_do_not_repeat() -> None:
     assert len({each.begin(None)[0].trace_id for each in (one, two) for _ in range(1000)}) == 2000
 
 
+def test_times_follow_the_wall_clock_where_it_was_set_and_not_where_it_was_read_late() -> None:
+    some = tracer()
+    before_ns = some.unix_ns(10.0)
+    some._follow_wall_clock(some.offset_ns + 3000)
+    assert some.unix_ns(10.0) == before_ns
+    some._follow_wall_clock(some.offset_ns - 3_600 * 10**9)
+    assert some.unix_ns(10.0) == before_ns - 3_600 * 10**9
+
+
 # ---------------------------------------------------------------- sending
 
 
@@ -112,6 +121,23 @@ def test_spans_reach_the_collector_and_what_is_left_when_the_process_ends(
         assert (len(place.spans), place.bodies) == (3 * tracing.MOST_AT_ONCE, 3)
         assert place.headers["X-Key"] == "secret"
         assert (sending.sent, sending.dropped) == (3 * tracing.MOST_AT_ONCE, 0)
+
+
+def test_what_comes_while_it_sends_waits_for_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = tracer()
+    posted: list[int] = []
+
+    def post(body: memoryview) -> str:
+        posted.append(len(read(bytes(body))))
+        sending.add(spans.span(b"t" * 16, sending.new_id(), b"", "n", 1, 2))
+        return ""
+
+    monkeypatch.setattr(sending, "_post", post)
+    for _ in range(3):
+        sending.add(spans.span(b"t" * 16, sending.new_id(), b"", "n", 1, 2))
+    sending._send_all()
+    sending._send_all()
+    assert (posted, sending.sent, sending.take()[1]) == ([3, 1], 4, 1)
 
 
 def test_what_the_collector_does_not_take_is_dropped_counted_and_said_once(
@@ -141,11 +167,14 @@ def test_a_collector_that_is_not_there_costs_spans_and_nothing_else() -> None:
 
 
 def test_a_queue_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "MOST_WAITING", 5)
+    monkeypatch.setattr(tracing, "MOST_WAITING_BYTES", 4 * (tracing.RECORD_BYTES + 300))
     full = tracer()
     for _ in range(8):
-        full.add(b"")
+        full.add(bytes(300))
     assert full.dropped == 3
+    assert full.take()[1] == 5
+    full.add(bytes(300))
+    assert full.dropped == 3  # there is room again
 
 
 # ---------------------------------------------------------------- settings

@@ -11,6 +11,7 @@ from keystage.cli.columns import Column, lines
 from keystage.cli.keyboard import parsed
 from keystage.cli.status import table
 from keystage.cli.top_view import Seen, View, pressed, screen
+from keystage.observability.api import FunctionReport, Report
 
 MANY = report(*(pipeline(f"pipeline-{n:02}-of-a-long-name", 4) for n in range(12)))
 LONG = report(pipeline(stages=tuple(stage(i, queue=float(i)) for i in range(1000))))
@@ -147,3 +148,17 @@ def test_status_without_bounds_leaves_nothing_out() -> None:
     whole = _text(table(MANY, None, is_one=False, is_plain=True))
     assert MANY.pipelines[11].pipeline in whole
     assert "echo" in whole
+
+
+def test_without_pipelines_the_functions_are_shown() -> None:
+    many = tuple(FunctionReport(function=f"f{n:03}", desired=1, ready=1) for n in range(1000))
+    made, _ = screen(View(), Seen(Report(controller="c", number=1, at_s=1.0, functions=many)), 80, 24)
+    text = _text(made)
+    assert "no pipeline is deployed" in text
+    assert "f000" in text
+    assert "981 more: keystage status" in text
+    assert len(made) == 24
+
+
+def test_one_of_a_thing_is_not_told_as_many() -> None:
+    assert "1 pipeline, 2 nodes" in _text(screen(View(), Seen(report()), 80, 24)[0])

@@ -2,20 +2,25 @@
 
 Requests ask for 100 to 125 steps, uniformly: half of the artifact's, each twice as long (`STRETCH`).
 Module-level batching puts requests at any step, of any number of steps, into one batch of the denoiser;
-request-level batching only those of equal numbers of steps, whole. Both run live on the local platform: same
-router, workers, wire, devices, arrivals (gamma, by seed), objectives; both refuse what cannot be in time and
-are tried with the same policies. Devices are emulated: modules sleep for the times that the paper's artifact
-has for DiT-S/2 on an RTX 4090 (`neustream_models`). With `--device cuda` they are a random-weight DiT of the
-ready program `diffusion` on one GPU, 20 to 50 steps.
+request-level batching takes whole requests: `equal` only those of equal numbers of steps together, as the
+paper's Clockwork does, `padded` any. All run live on the local platform: same router, workers, wire, devices,
+arrivals (gamma, by seed), objectives; all refuse what cannot be in time. Devices are emulated: modules sleep
+for the times that the paper's artifact has for DiT-S/2 on an RTX 4090 (`neustream_models`). With
+`--device cuda` they are a random-weight DiT of the ready program `diffusion` on one GPU, 20 to 50 steps.
 
 A request's objective is `scale` times what one with its steps takes alone, step by step, through the whole
 system. Offered load is a multiple of what the devices can serve without batching. Goodput counts answers
 within their objectives. The paper has up to 5.26 times Clockwork's.
+
+Effort: ours is tried live with two policies. The rival's profile is measured where it serves
+(`diffusion_whole`), its rule is chosen of 14 for each cell, on emulated devices with other seeds of the
+cell's arrivals (`diffusion_rival`), and both groupings are tried live. Of what is tried live the best counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -27,7 +32,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from keystage.bench.diffusion_live import Arrivals, Outcome, Serving, System, serving
+from keystage.bench.diffusion_live import Arrivals, Outcome, Serving, System, replay, serving
+from keystage.bench.diffusion_rival import LEASTS, Grouping, Rule, WholeProfile, tuned
+from keystage.bench.diffusion_whole import RequestLevel, measured
 from keystage.bench.frame import BenchError, BenchResult, Figure
 from keystage.bench.neustream_models import DIT_S2
 from keystage.bench.results_page import write_page
@@ -41,6 +48,11 @@ GPU_STEPS = tuple(range(20, 51, 5))
 GPU_SHAPE = "dit-xl"
 WAYS = (("eager", "refuse"), ("partial-slo", "refuse"))
 """Both gather what meets the first deadline; the second also minds what a round may take."""
+GROUPINGS: tuple[Grouping, ...] = ("equal", "padded")
+TUNING_SEEDS = range(100, 104)
+"""Of arrivals that the rival's rule is chosen with; no cell has them."""
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, MOST_BATCH)
+QUICK_SIZES = (1, 4, 12, MOST_BATCH)
 _BODY_SEED = 7
 
 
@@ -57,7 +69,9 @@ class Setting:
         loads: offered load over what unbatched requests could use of the devices.
         seconds: of one replay.
         seeds: replays of each cell.
-        ways: `KEYSTAGE_BATCHING` and `KEYSTAGE_LATE` that both systems are tried with; the best counts.
+        ways: `KEYSTAGE_BATCHING` and `KEYSTAGE_LATE` that ours is tried with; the best counts.
+        sizes: batches of whole requests that are measured, ascending.
+        rounds: how often.
     """
 
     device: str
@@ -69,11 +83,13 @@ class Setting:
     seconds: float
     seeds: int
     ways: Sequence[tuple[str, str]]
+    sizes: Sequence[int] = SIZES
+    rounds: int = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cell:
-    """One condition; both systems see the same arrivals in it."""
+    """One condition; all systems see the same arrivals in it."""
 
     cv: float
     scale: float
@@ -87,7 +103,7 @@ def setting(*, quick: bool, full: bool, device: str) -> Setting:
     steps = GPU_STEPS if on_gpu else tuple(range(DIT_S2.steps[0] // STRETCH, DIT_S2.steps[1] // STRETCH + 1))
     devices = 1 if on_gpu else DEVICES
     if quick:
-        return Setting(device, devices, steps, (4.0,), (3.0,), (8.0,), 8.0, 1, WAYS)
+        return Setting(device, devices, steps, (4.0,), (3.0,), (8.0,), 8.0, 1, WAYS, QUICK_SIZES, 1)
     if full:
         cvs, scales = (1.0, 2.0, 3.0, 4.0), (1.2, 1.5, 2.0, 3.0)
         return Setting(device, devices, steps, cvs, scales, (4.0, 8.0), 40.0, 1, WAYS)
@@ -95,26 +111,25 @@ def setting(*, quick: bool, full: bool, device: str) -> Setting:
 
 
 def run(*, quick: bool = False, full: bool = False, device: str = "cpu") -> BenchResult:
-    """Runs both systems over all cells.
+    """Runs all systems over all cells.
 
     Args:
-        quick: one cell, 8 s each.
+        quick: one cell, 8 s each; the rival's profile of fewer sizes, once.
         full: CV 1 to 4, objectives of 1.2 to 3, two loads: an hour and a half.
         device: `cpu`: emulated devices; `cuda`: one GPU.
 
     Raises:
-        BenchError: another device.
+        BenchError: another device, or one that is not there.
     """
-    if device != "cpu" and not device.startswith("cuda"):
-        raise BenchError(f"--device {device}: cpu (emulated) or cuda")
+    check(device)
     chosen = setting(quick=quick, full=full, device=device)
     cells = [
         Cell(*each)
         for each in itertools.product(chosen.cvs, chosen.scales, chosen.loads, range(chosen.seeds))
     ]
     with tempfile.TemporaryDirectory(prefix="bench-diffusion-") as folder:
-        alone, outcomes = asyncio.run(_measure(chosen, cells, Path(folder)))
-    found = result(chosen, cells, alone, outcomes)
+        alone, outcomes, rival = asyncio.run(measure(chosen, cells, Path(folder)))
+    found = result(chosen, cells, alone, outcomes, rival)
     if not quick:
         on_gpu = device.startswith("cuda")
         name, where = ("diffusion-cuda", "on a GPU") if on_gpu else ("diffusion", "emulated devices")
@@ -122,53 +137,114 @@ def run(*, quick: bool = False, full: bool = False, device: str = "cpu") -> Benc
     return found
 
 
-def systems(chosen: Setting) -> dict[str, list[System]]:
-    """The ways to serve, each with the settings that it is tried in."""
+def check(device: str) -> None:
+    """Refuses a device before anything is made for it.
+
+    Args:
+        device: `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        BenchError: another name, or one that this machine does not have.
+    """
+    if device == "cpu":
+        return
+    kind, colon, index = device.partition(":")
+    if kind != "cuda" or (colon and not index.isdecimal()):
+        raise BenchError(f"--device {device}: it must be cpu (emulated), cuda or cuda:N")
+    import torch
+
+    there = torch.cuda.device_count()
+    if int(index or 0) >= there:
+        raise BenchError(f"--device {device}: this machine shows {there} CUDA devices")
+
+
+def systems(chosen: Setting) -> tuple[list[System], System]:
+    """Ours, with each way that it is tried in, and what runs the rival's batches."""
     if chosen.device.startswith("cuda"):
         options: dict[str, Any] = {"shape": GPU_SHAPE, "dtype": "bfloat16", "image": "npy"}
         stepwise = "keystage.streams.programs.diffusion:program", options
-        whole: dict[str, Any] = {"steps": list(chosen.steps), "inner": stepwise[0], "inner_options": options}
+        whole: dict[str, Any] = {"inner": stepwise[0], "inner_options": options}
     else:
         steps_s = [STRETCH * seconds for seconds in DIT_S2.step.seconds]
-        times = {"step_s": steps_s, "decoder_s": list(DIT_S2.decoder.seconds)}
-        stepwise = "diffusion_programs:stepwise", times
-        whole = {"steps": list(chosen.steps), **times}
-    return {
-        "module": [System("module", *stepwise, *way) for way in chosen.ways],
-        "request": [System("request", "diffusion_programs:whole", whole, *way) for way in chosen.ways],
-    }
+        whole = {"step_s": steps_s, "decoder_s": list(DIT_S2.decoder.seconds)}
+        stepwise = "diffusion_programs:stepwise", whole
+    ours = [System("module", *stepwise, *way, MOST_BATCH) for way in chosen.ways]
+    # The router hands each message, a batch of requests, to a free worker.
+    return ours, System("request", "diffusion_programs:whole", whole, "eager", "demote", 1)
 
 
-async def _measure(
+async def measure(
     chosen: Setting, cells: Sequence[Cell], folder: Path
-) -> tuple[tuple[float, float], dict[str, list[Outcome]]]:
-    """(seconds a step, seconds beside the steps) of a request alone, and outcomes by system and cell."""
+) -> tuple[tuple[float, float], dict[str, list[Outcome]], Rival]:
+    """Seconds of a request alone (a step, beside the steps), outcomes by system and cell, the rival."""
     alone = (0.0, 0.0)
-    best: dict[str, list[Outcome]] = {}
-    for name, tried in systems(chosen).items():
-        for index, system in enumerate(tried):
-            home = folder / f"{name}-{index}"
-            home.mkdir()
-            async with serving(
-                system, home, devices=chosen.devices, device=chosen.device, most_batch=MOST_BATCH
-            ) as up:
-                await _warm_up(up, chosen)
-                if name == "module" and index == 0:
-                    alone = await _alone(up, chosen)
-                found = []
-                for cell in cells:
-                    found.append(await up.replay(arrivals(chosen, cell, alone)))
-                    good, offered = found[-1].good, found[-1].offered
-                    print(
-                        f"{name} {system.batching}, {cell}: {good} of {offered} good",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-            known = best.setdefault(name, found)
-            best[name] = [
-                max(pair, key=lambda outcome: outcome.good) for pair in zip(known, found, strict=True)
-            ]
-    return alone, best
+    outcomes: dict[str, list[Outcome]] = {}
+    ours, whole = systems(chosen)
+    for index, system in enumerate(ours):
+        async with _up(system, folder / f"module-{index}", chosen) as up:
+            await _warm_up(up, chosen)
+            if index == 0:
+                alone = await _alone(up, chosen)
+            found = []
+            for cell in cells:
+                found.append(await replay(up, arrivals(chosen, cell, alone)))
+                _tell(system.batching, cell, found[-1])
+        known = outcomes.setdefault("module", found)
+        outcomes["module"] = [best(pair) for pair in zip(known, found, strict=True)]
+    async with _up(whole, folder / "request", chosen) as up:
+        few, many = chosen.steps[-1] // 5, chosen.steps[-1]
+        bodies = _body(chosen, few, 0), _body(chosen, many, 0)
+        rival = Rival(*await measured(up, bodies, (few, many), chosen.devices, chosen.sizes, chosen.rounds))
+        for cell in cells:
+            for grouping in GROUPINGS:
+                rule = rival.rule(chosen, cell, alone, grouping)
+                front = RequestLevel(up, rival.profile, rule, chosen.devices, MOST_BATCH)
+                outcome = await replay(front, arrivals(chosen, cell, alone))
+                outcomes.setdefault(grouping, []).append(outcome)
+                rival.rules.append(rule)
+                _tell(str(rule), cell, outcome)
+    return alone, outcomes, rival
+
+
+def _up(system: System, home: Path, chosen: Setting) -> contextlib.AbstractAsyncContextManager[Serving]:
+    return serving(system, home, devices=chosen.devices, device=chosen.device)
+
+
+def _tell(what: str, cell: Cell, outcome: Outcome) -> None:
+    print(f"{what}, {cell}: {outcome.good} of {outcome.offered} good", file=sys.stderr, flush=True)
+
+
+def best(outcomes: Sequence[Outcome]) -> Outcome:
+    """The one with most requests in time, the first of several."""
+    return max(outcomes, key=lambda outcome: outcome.good)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rival:
+    """Request-level batching, measured.
+
+    Attributes:
+        profile: of a batch of whole requests.
+        margin_ratio: by how much longer than that it is reckoned.
+        rules: what was tried live, by cell and grouping.
+    """
+
+    profile: WholeProfile
+    margin_ratio: float
+    rules: list[Rule] = dataclasses.field(default_factory=list)
+
+    def rule(self, chosen: Setting, cell: Cell, alone: tuple[float, float], grouping: Grouping) -> Rule:
+        """The best for such arrivals on emulated devices."""
+        schedules = tuning_schedules(chosen, cell, alone)
+        return tuned(self.profile, grouping, MOST_BATCH, chosen.devices, schedules, self.margin_ratio)
+
+
+def tuning_schedules(
+    chosen: Setting, cell: Cell, alone: tuple[float, float]
+) -> list[list[tuple[float, float, int]]]:
+    """What comes in the cell with other seeds, as `diffusion_rival.emulated` takes it."""
+    drawn = [arrivals(chosen, dataclasses.replace(cell, seed=seed), alone) for seed in TUNING_SEEDS]
+    return [list(zip(each.times_s, each.objectives_s, each.steps, strict=True)) for each in drawn]
 
 
 async def _warm_up(up: Serving, chosen: Setting) -> None:
@@ -206,6 +282,7 @@ def arrivals(chosen: Setting, cell: Cell, alone: tuple[float, float]) -> Arrival
         [float(t) for t in times_s],
         [_body(chosen, int(n), k) for k, n in enumerate(steps)],
         [cell.scale * float(alone[0] * n + alone[1]) for n in steps],
+        [int(n) for n in steps],
     )
 
 
@@ -217,53 +294,82 @@ def _body(chosen: Setting, steps: int, seed: int) -> bytes:
 
 
 def result(
-    chosen: Setting, cells: Sequence[Cell], alone: tuple[float, float], outcomes: dict[str, list[Outcome]]
+    chosen: Setting,
+    cells: Sequence[Cell],
+    alone: tuple[float, float],
+    outcomes: dict[str, list[Outcome]],
+    rival: Rival,
 ) -> BenchResult:
     """Rows of every cell, and the ratios.
 
     Args:
         chosen: what was run.
         cells: in order.
-        alone: see `_measure`.
+        alone: see `measure`.
         outcomes: by system, a cell each.
+        rival: the rules that it was tried with.
     """
     rows: list[dict[str, Any]] = []
-    ratios: dict[float, list[float]] = {}
-    for cell, module, request in zip(cells, outcomes["module"], outcomes["request"], strict=True):
-        ratio = module.goodput_rps / request.goodput_rps if request.good else float("inf")
-        ratios.setdefault(cell.scale, []).append(module.good / max(1, request.good))
+    by_scale: dict[float, list[float]] = {}
+    to_equal: list[float] = []
+    each = zip(cells, *(outcomes[name] for name in ("module", *GROUPINGS)), strict=True)
+    for index, (cell, module, equal, padded) in enumerate(each):
+        request = best((equal, padded))
+        by_scale.setdefault(cell.scale, []).append(module.good / max(1, request.good))
+        to_equal.append(module.good / max(1, equal.good))
+        rules = rival.rules[index * len(GROUPINGS) : (index + 1) * len(GROUPINGS)]
         rows.append(
             {
                 "CV": cell.cv, "scale": cell.scale, "load": cell.load, "seed": cell.seed,
-                "offered": module.offered, "module good": module.good, "request good": request.good,
-                "ratio": ratio, "module batch": module.batch, "request batch": request.batch,
-                "module refused": module.refused, "request refused": request.refused,
-                "module late": module.late, "request late": request.late,
+                "offered": module.offered, "module good": module.good,
+                "equal good": equal.good, "padded good": padded.good,
+                "ratio": by_scale[cell.scale][-1], "ratio to equal": to_equal[-1],
+                "module batch": module.batch, "equal batch": equal.batch, "padded batch": padded.batch,
+                **{f"{name} lost": lost(outcome) for name, outcome in
+                   (("module", module), ("equal", equal), ("padded", padded))},
+                "rules": "; ".join(map(str, rules)),
             }
         )  # fmt: skip
-    lags_ms = 1e3 * max(o.lag_s for found in outcomes.values() for o in found)
-    failed = sum(o.failed for found in outcomes.values() for o in found)
-    every = [ratio for found in ratios.values() for ratio in found]
+    every = [ratio for found in by_scale.values() for ratio in found]
     figures = {
         "best_ratio": Figure(
-            [max(every)], "largest goodput over request-level batching's", "paper: up to 5.26"
+            [max(to_equal)], "largest goodput over that of requests of equal steps", "paper: up to 5.26"
         ),
-        "least_ratio": Figure([min(every)], "smallest of all cells", "at least 1"),
+        "best_ratio_to_padded": Figure([max(every)], "largest over the better of equal and padded"),
+        "least_ratio": Figure([min(every)], "smallest over the better of equal and padded", "at least 1"),
         **{
             f"ratio_scale_{scale:g}": Figure(
-                [float(np.median(found))], f"median at objectives of {scale:g} x alone"
+                [float(np.median(found))], f"median over the better, at objectives of {scale:g} x alone"
             )
-            for scale, found in ratios.items()
+            for scale, found in by_scale.items()
         },
     }
+    failed = sum(o.failed for found in outcomes.values() for o in found)
+    disturbance = f"{failed} requests failed" if failed else ""
+    return BenchResult(rows, figures, notes(chosen, alone, outcomes, rival), disturbance)
+
+
+def lost(outcome: Outcome) -> str:
+    """Refused before their time was up, refused then, answered late."""
+    return f"{outcome.refused} / {outcome.expired} / {outcome.late}"
+
+
+def notes(
+    chosen: Setting, alone: tuple[float, float], outcomes: dict[str, list[Outcome]], rival: Rival
+) -> list[str]:
+    """How it was measured."""
+    lags_ms = 1e3 * max(o.lag_s for found in outcomes.values() for o in found)
     device = "emulated DiT-S/2, RTX 4090" if chosen.device == "cpu" else f"{GPU_SHAPE} on {chosen.device}"
     first, last = chosen.steps[0], chosen.steps[-1]
     ways = ", ".join(" ".join(way) for way in chosen.ways)
-    notes = [
+    sizes = rival.profile.step.batches
+    took = ", ".join(f"{b}: {rival.profile.seconds([last] * b):.3f}" for b in sizes)
+    return [
         f"{chosen.devices} devices ({device}); {first} to {last} steps, of {len(chosen.steps)} numbers",
         f"alone a request takes {1e3 * alone[0]:.2f} ms a step and {1e3 * alone[1]:.1f} ms beside",
         f"{chosen.seconds:g} s a replay, {chosen.seeds} seeds; sent at most {lags_ms:.1f} ms late (p99)",
-        f"for each system the better of: {ways}",
+        "lost: refused before the objective had passed / refused when it had / answered after it",
+        f"ours: the better of {ways}; equal, padded: whole requests, the best of {len(LEASTS)} rules each",
+        f"batches of whole requests of {last} steps, s by size: {took}",
+        f"the rival reckons with {100 * rival.margin_ratio:.1f} % more (third quartile of what was measured)",
     ]
-    disturbance = f"{failed} requests failed" if failed else ""
-    return BenchResult(rows, figures, notes, disturbance)

@@ -1,8 +1,8 @@
-"""Serves a diffusion workload live in one of two ways: same router, workers, wire, devices and arrivals.
+"""Serves a diffusion workload live: one router, wire, set of devices and arrivals for all compared.
 
-Brings a program up on the local platform, on `devices` workers that host every module but the first (which
-needs no device), replays arrivals open loop, and counts answers within their objective. `bench.diffusion`
-chooses what is compared.
+Brings a program up on the local platform, on `devices` workers that host every module but the first, replays
+arrivals open loop, and counts answers within their objective. `bench.diffusion` chooses what is compared;
+`bench.diffusion_whole` puts request-level batching in front of a `Serving`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import numpy as np
@@ -27,6 +27,8 @@ from keystage.router.face_http import DEADLINE_HEADER
 
 HANDLER = Path(__file__).parent / "diffusion_handler"
 READY_S = 240.0
+BEFORE_RATIO = 0.98
+"""Of its objective: who is refused earlier was refused by a plan, later because time was up."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class System:
         options: of the program.
         batching: `KEYSTAGE_BATCHING`.
         late: `KEYSTAGE_LATE`.
+        most_batch: largest batch that the router makes.
     """
 
     name: str
@@ -46,6 +49,7 @@ class System:
     options: Mapping[str, Any]
     batching: str
     late: str
+    most_batch: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,11 +60,13 @@ class Arrivals:
         times_s: when each request is sent, ascending.
         bodies: of each.
         objectives_s: of each.
+        steps: of each.
     """
 
     times_s: Sequence[float]
     bodies: Sequence[bytes]
     objectives_s: Sequence[float]
+    steps: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,11 +76,12 @@ class Outcome:
     Attributes:
         offered: requests.
         good: answered within their objective.
-        late: answered or refused too late.
-        refused: refused before that.
+        late: answered after it.
+        refused: refused before it.
+        expired: refused when it had come.
         failed: anything else.
         seconds: length of the schedule.
-        batch: mean batch of the denoiser, or of whole requests.
+        batch: mean batch of the denoiser, or of whole requests; of requests that still lived at its end.
         lag_s: 99th percentile of how late requests were sent.
     """
 
@@ -82,6 +89,7 @@ class Outcome:
     good: int
     late: int
     refused: int
+    expired: int
     failed: int
     seconds: float
     batch: float
@@ -93,8 +101,20 @@ class Outcome:
         return self.good / self.seconds
 
 
+class Asking(Protocol):
+    """What a schedule is replayed against."""
+
+    async def ask(self, body: bytes, objective_s: float | None = None) -> tuple[int, float]:
+        """Status and seconds of one request."""
+        ...
+
+    async def batches(self) -> tuple[int, int]:
+        """Requests in batches so far, each as often as it was in one, and batches."""
+        ...
+
+
 class Serving:
-    """A program that is up.
+    """A program that is up; an `Asking` where the router batches.
 
     Args:
         url: of its router.
@@ -106,7 +126,7 @@ class Serving:
         self._session = session
 
     async def ask(self, body: bytes, objective_s: float | None = None) -> tuple[int, float]:
-        """Status and seconds of one request."""
+        """See `Asking`."""
         headers = {"content-type": "application/json"}
         if objective_s is not None:
             headers[DEADLINE_HEADER.decode()] = f"{objective_s:.4f}"
@@ -115,74 +135,71 @@ class Serving:
             await answer.read()
             return answer.status, time.monotonic() - sent_s
 
-    async def replay(self, arrivals: Arrivals) -> Outcome:
-        """Sends a schedule and waits for every answer."""
-        before = await self._batches()
-        start_s = time.monotonic() + 0.1
-        lags: list[float] = []
-
-        async def one(at_s: float, body: bytes, objective_s: float) -> tuple[int, float]:
-            await asyncio.sleep(max(0.0, start_s + at_s - time.monotonic()))
-            lag_s = time.monotonic() - start_s - at_s
-            lags.append(lag_s)
-            status, seconds = await self.ask(body, objective_s)
-            return status, seconds + lag_s
-
-        done = await asyncio.gather(
-            *(
-                one(*each)
-                for each in zip(arrivals.times_s, arrivals.bodies, arrivals.objectives_s, strict=True)
-            )
-        )
-        outcomes = list(zip(done, arrivals.objectives_s, strict=True))
-        good = sum(status == 200 and seconds <= bound_s for (status, seconds), bound_s in outcomes)
-        refused = sum(status == 504 and seconds < 0.98 * bound_s for (status, seconds), bound_s in outcomes)
-        failed = sum(status not in (200, 504) for (status, _), _ in outcomes)
-        after = await self._batches()
-        counts = {
-            stage: (items - before[stage][0], n - before[stage][1]) for stage, (items, n) in after.items()
-        }
-        # The denoiser alone, where the program is in modules; the first module computes nothing.
-        counted = [1] if len(counts) == 3 else [stage for stage in counts if stage]
-        items = sum(counts[stage][0] for stage in counted)
-        batches = sum(counts[stage][1] for stage in counted)
-        return Outcome(
-            offered=len(done),
-            good=good,
-            late=len(done) - good - refused - failed,
-            refused=refused,
-            failed=failed,
-            seconds=float(arrivals.times_s[-1]),
-            batch=items / batches if batches else 0.0,
-            lag_s=float(np.percentile(lags, 99)),
-        )
-
-    async def _batches(self) -> dict[int, tuple[int, int]]:
-        """Turns and batches of each module so far."""
+    async def batches(self) -> tuple[int, int]:
+        """See `Asking`: of the module behind the first, the denoiser of a program in modules."""
         async with self._session.get(f"{self._url}/_/stats") as answer:
             stats = await answer.json()
-        return {stage["stage"]: (stage["services"], sum(stage["batch_sizes"])) for stage in stats["stages"]}
+        stage = stats["stages"][1]
+        return stage["services"], sum(stage["batch_sizes"])
+
+
+async def replay(up: Asking, arrivals: Arrivals) -> Outcome:
+    """Sends a schedule and waits for every answer."""
+    items, batches = await up.batches()
+    start_s = time.monotonic() + 0.1
+    lags: list[float] = []
+
+    async def one(at_s: float, body: bytes, objective_s: float) -> tuple[int, float]:
+        await asyncio.sleep(max(0.0, start_s + at_s - time.monotonic()))
+        lag_s = time.monotonic() - start_s - at_s
+        lags.append(lag_s)
+        status, seconds = await up.ask(body, objective_s)
+        return status, (seconds + lag_s) / objective_s
+
+    done = await asyncio.gather(
+        *(one(*each) for each in zip(arrivals.times_s, arrivals.bodies, arrivals.objectives_s, strict=True))
+    )
+    items_after, batches_after = await up.batches()
+    answered = [ratio for status, ratio in done if status == 200]
+    refused = [ratio for status, ratio in done if status == 504]
+    good, before = sum(ratio <= 1 for ratio in answered), sum(ratio < BEFORE_RATIO for ratio in refused)
+    return Outcome(
+        offered=len(done),
+        good=good,
+        late=len(answered) - good,
+        refused=before,
+        expired=len(refused) - before,
+        failed=len(done) - len(answered) - len(refused),
+        seconds=float(arrivals.times_s[-1]),
+        batch=(items_after - items) / max(1, batches_after - batches),
+        lag_s=float(np.percentile(lags, 99)),
+    )
+
+
+def _bundle(system: System, home: Path) -> Path:
+    home.mkdir()
+    folder = home.parent / f"bundle-{system.name}"
+    if not folder.exists():
+        bundle_program(system.path, folder, "bench", system.options, HANDLER)
+    return folder
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    system: System, home: Path, *, devices: int, device: str, most_batch: int
-) -> AsyncIterator[Serving]:
+async def serving(system: System, home: Path, *, devices: int, device: str) -> AsyncIterator[Serving]:
     """Brings a system up on so many devices, one worker each.
 
     Args:
         system: which.
-        home: folder for its bundle and state.
+        home: folder for its state, made here; its bundle is made beside, once for all systems of its name.
         devices: workers.
         device: `cpu` for modules that sleep, `cuda` for real ones.
-        most_batch: largest batch of a worker.
     """
-    bundle = bundle_program(system.path, home / "bundle", "bench", system.options, HANDLER)
+    bundle = _bundle(system, home)
     last = len(load(bundle).stages) - 1
     common = {
         "KEYSTAGE_PIPELINE": "bench", "KEYSTAGE_BUNDLE": bundle.absolute().as_uri(),
         "KEYSTAGE_HANDLER": str(HANDLER), "KEYSTAGE_BATCHING": system.batching, "KEYSTAGE_LATE": system.late,
-        "KEYSTAGE_MAX_BATCH": str(most_batch), "KEYSTAGE_THREADS": "1", "KEYSTAGE_QUEUE_ITEMS": "4096",
+        "KEYSTAGE_MAX_BATCH": str(system.most_batch), "KEYSTAGE_THREADS": "1", "KEYSTAGE_QUEUE_ITEMS": "4096",
     }  # fmt: skip
 
     def function(name: str, role: str, **variables: str) -> Deployment:

@@ -24,15 +24,17 @@ NOT_ASKED = 2
 AGAIN_S = 3.0
 """A controller that lives reports several times in that time."""
 AGAIN_EVERY_S = 0.25
+MOST_S = 3600.0
+"""Nobody waits longer for an answer; sockets take no infinite time."""
 
-Gateway = Annotated[str, typer.Option("--gateway", help="address of the gateway")]
+Gateway = Annotated[str, typer.Option("--gateway", envvar="OPENFAAS_URL", help="address of the gateway")]
 User = Annotated[str, typer.Option(help="user of the gateway")]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(help="file with its password (default: that of the state folder, where there is one)"),
 ]
 Home = Annotated[Path | None, typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)")]
-Timeout = Annotated[float, typer.Option(help="seconds to wait for an answer", min=0.1)]
+Timeout = Annotated[float, typer.Option(help="seconds to wait for an answer", min=0.1, max=MOST_S)]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 
 
@@ -58,9 +60,7 @@ class Source:
         except OpenFaasError as error:
             raise NotAsked(f"{error}: is it running, and is --gateway its address?") from error
         if status in (401, 403):
-            raise NotAsked(
-                f"{asked} answered {status}: user or password are missing or wrong: --user, --password-file"
-            )
+            raise NotAsked(f"{asked} answered {status}: {self._credentials()}")
         if status == 404:
             raise NotAsked(f"{asked} answered 404: is it Keystage's own gateway, and not an older one?")
         if status != 200:
@@ -69,6 +69,12 @@ class Source:
             return msgspec.json.decode(body, type=Report)
         except msgspec.DecodeError as error:
             raise NotAsked(f"{asked} answered what is no report: {error}") from error
+
+    def _credentials(self) -> str:
+        """What to do about credentials that were not taken."""
+        if self.wire.credentials is None:
+            return "no password was sent, the state folder has none: --home, or --user and --password-file"
+        return "user or password are wrong: --user, --password-file, --home"
 
     def judged(self) -> tuple[Report, str]:
         """What it reports now, and in words how old that is, empty where it is fresh.
@@ -113,4 +119,10 @@ def own_password_file(folder: Path) -> Path | None:
     from keystage.local.home import PASSWORD_FILE
 
     file = folder / "credentials" / PASSWORD_FILE
-    return file if file.exists() else None
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        pass  # it is another user's: whoever reads it says so
+    return file

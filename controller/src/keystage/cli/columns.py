@@ -49,6 +49,8 @@ def lines(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -> 
     widths = _widths(columns, natural, shown, gap, width)
     header = [Text(column.title, style="bold") for column in columns]
     made = [_line(columns, row, shown, widths, gap) for row in (header, *rows)]
+    for line in made:
+        line.rstrip()
     if width is not None:
         for line in made:
             line.truncate(width)

@@ -11,8 +11,9 @@ import typer
 
 from keystage.cli.asking import own_password_file
 from keystage.cli.doctor_chain import Link
-from keystage.cli.doctor_report import Check, exit_code, text
+from keystage.cli.doctor_report import Check, exit_code, findings, text
 from keystage.cli.errors import fail
+from keystage.cli.output import tell_json
 
 if TYPE_CHECKING:
     from keystage.openfaas.client import Client
@@ -36,39 +37,53 @@ def doctor(
     function_namespace: Annotated[
         str, typer.Option(help="namespace of the functions (default: <namespace>-fn)")
     ] = "",
-    home: Annotated[
-        Path | None, typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)")
+    proxy_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="seconds that the proxy in front of the gateway waits (default: that of its kind)", min=0.1
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+    redis: Annotated[
+        str,
+        typer.Option(
+            envvar="KEYSTAGE_REDIS", show_default=False, help="Redis of the gateway's asynchronous calls"
+        ),
+    ] = "",
+    home: Annotated[
+        Path | None,
+        typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)", readable=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Look at this machine, and at a gateway or a cluster where asked; change nothing.
 
-    Each line says how bad it is, what was looked at, what is needed and what was found. Exit code 0: all
-    well; 1: warnings; 2: failures, or bad input.
+    Each line says how bad it is, what was looked at, what is needed and what was found, and what to do.
+    Exit code 0: all well; 1: warnings; 2: failures, or bad input.
     """
-    import msgspec
-
-    from keystage.cli import doctor_gateway, doctor_local, doctor_machine
+    from keystage.cli import doctor_gateway, doctor_local, doctor_machine, doctor_redis
     from keystage.local.config import LocalSettings
 
     settings = LocalSettings()
     folder = home or settings.home
     found = doctor_machine.checks(folder)
     found += doctor_local.checks(folder, _port(settings.gateway_port, gateway, is_cluster=kubernetes))
+    found += doctor_redis.checks(redis) if redis else []
     is_whole = True
     asked: list[Check] = []
     if gateway is not None:
         client, file = _client(gateway, user, password_file or own_password_file(folder))
-        is_whole = doctor_gateway.is_keystage(client)
+        is_whole = not kubernetes or doctor_gateway.is_keystage(client)
     around = Around(timeout_s=settings.timeout_s if "timeout_s" in settings.model_fields_set else None)
     if kubernetes:
         seen, around = _kubernetes(namespace, function_namespace or f"{namespace}-fn", is_whole=is_whole)
         asked += seen
     if gateway is not None:
-        asked += doctor_gateway.checks(client, file, around.timeout_s, around.links, around.clocks)
+        asked += doctor_gateway.checks(
+            client, file, around.timeout_s, around.links, around.clocks, proxy_timeout
+        )
     found += asked
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        tell_json(findings(found))
     else:
         typer.echo(text(found))
     raise typer.Exit(exit_code(found))

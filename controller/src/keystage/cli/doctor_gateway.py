@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from keystage.cli import doctor_chain, doctor_clock, doctor_versions
+from keystage.cli import doctor_chain, doctor_clock, doctor_front, doctor_versions
 from keystage.cli.doctor_chain import Link
 from keystage.cli.doctor_report import Check, judged
 from keystage.cli.figures import clean
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 AREA = "gateway"
 ANSWER_S = 10.0
-DEFAULT_S = 600.0
-"""The gateway's own default of KEYSTAGE_TIMEOUT_S."""
+_IS_IT = "is it running (`keystage up`), and is this its address?"
 _UNAUTHORISED = (
     "user or password are wrong: --user, --password-file. `keystage up` keeps them in credentials/ of its "
     "state folder, the chart in Secret basic-auth: kubectl -n keystage get secret basic-auth "
@@ -41,6 +40,7 @@ def checks(
     timeout_s: float | None,
     outer: Sequence[Link] = (),
     clocks: Mapping[str, float] | None = None,
+    proxy_s: float | None = None,
 ) -> list[Check]:
     """Everything about one gateway.
 
@@ -50,15 +50,19 @@ def checks(
         timeout_s: what it lets a function take, None: not known here.
         outer: who waits in front of it, the outermost first.
         clocks: seconds that others of its world are ahead of this machine.
+        proxy_s: how long what stands in front of it waits, None: not known.
     """
     from keystage.cli import doctor_openfaas
     from keystage.openfaas.errors import OpenFaasError
     from keystage.openfaas.provider import kind_of, limits
 
     url = client.wire.url
-    found = [_health(url)]
+    health, headers = _health(url)
+    found = [health]
     if password_file is not None:
         found.append(_mode(password_file))
+    if headers is None:
+        return found  # nobody answers: a second question would wait as long
     try:
         info = client.info()
         functions = client.functions()
@@ -77,7 +81,12 @@ def checks(
     )
     if kind == "keystage":
         found += ready(functions)
-        found += timeouts(functions, timeout_s or DEFAULT_S, is_known=timeout_s is not None, outer=outer)
+        proxy = doctor_front.link(headers, proxy_s) if not outer or proxy_s is not None else None
+        way = (*outer, proxy) if proxy is not None else tuple(outer)
+        known_s = timeout_s or doctor_front.own_timeout_s(url)
+        found += timeouts(
+            functions, known_s or doctor_front.DEFAULT_S, is_known=known_s is not None, outer=way
+        )
         found += _told(client, info.version.release, clocks or {})
     else:
         found += doctor_openfaas.checks(taken, functions)
@@ -136,7 +145,7 @@ def timeouts(
         has_others |= not own  # such a one is told the gateway's own time
         if own:
             found.append(doctor_chain.check(AREA, function.name, way, own))
-    if has_others:
+    if has_others or not found:
         found.append(doctor_chain.check(AREA, "functions without their own", way, ()))
     return found
 
@@ -183,10 +192,11 @@ def _advice(error: OpenFaasError) -> str:
         return "nothing there speaks OpenFaaS' API"
     if isinstance(error, Unauthorised):
         return _UNAUTHORISED
-    return "is it running, and is this its address?"
+    return _IS_IT
 
 
-def _health(url: str) -> Check:
+def _health(url: str) -> tuple[Check, dict[str, str] | None]:
+    """Whether it answers, and the headers of its answer, None: there is none."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
@@ -195,20 +205,19 @@ def _health(url: str) -> Check:
         answer = connection.getresponse()
         body = answer.read(200).decode("utf-8", "replace").strip()
     except (OSError, http.client.HTTPException) as error:
-        return _unreachable(
-            url, str(error) or type(error).__name__, "is it running, and is this its address?"
-        )
+        return _unreachable(url, str(error) or type(error).__name__, _IS_IT), None
     finally:
         connection.close()
-    return judged(
+    check = judged(
         AREA,
         f"{url}/healthz",
         "200",
-        f"{answer.status} {body}",
+        f"{answer.status} {clean(body)}",
         "fail",
-        "it cannot see functions and replicas",
+        "it cannot see functions and replicas: see its log, and whether it is what answers at this address",
         is_met=answer.status == http.client.OK,
     )
+    return check, {name.lower(): value for name, value in answer.getheaders()}
 
 
 def _unreachable(url: str, actual: str, advice: str) -> Check:

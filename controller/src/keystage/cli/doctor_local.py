@@ -1,13 +1,15 @@
-"""What `keystage doctor` asks of `keystage up`: is its port free, are its credentials whole."""
+"""What `keystage doctor` asks of `keystage up`: its folders, is its port free, are its credentials whole."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import stat
 from pathlib import Path
 
+from keystage.cli import doctor_home
 from keystage.cli.doctor_report import Check, judged
 from keystage.cli.figures import clean
 
@@ -23,7 +25,8 @@ def checks(home: Path, port: int | None) -> list[Check]:
         home: the folder; it need not be there.
         port: of the gateway, None: it is not looked at.
     """
-    found = credentials(home)
+    found = doctor_home.checks(home)
+    found += credentials(home)
     if port:
         found.append(gateway_port(home, port))
     return found
@@ -37,7 +40,7 @@ def credentials(home: Path) -> list[Check]:
     return [
         _credential(folder / name)
         for name in (USER_FILE, PASSWORD_FILE, TOKEN_FILE, WIRE_KEY_FILE)
-        if folder.is_dir()
+        if os.path.isdir(folder)  # noqa: PTH112  (it may be hidden)
     ]
 
 

@@ -205,7 +205,7 @@ def _cores() -> Check:
 
 
 def _disk(home: Path) -> Check:
-    folder = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
+    folder = next(path for path in (home.absolute(), *home.absolute().parents) if os.path.exists(path))  # noqa: PTH110  (it may be hidden)
     free = shutil.disk_usage(folder).free
     return judged(
         AREA,

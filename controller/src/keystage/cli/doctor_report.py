@@ -15,7 +15,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was looked at.
 
     Attributes:
-        area: `machine`, `gateway`, `kubernetes` or `openfaas`.
+        area: `machine`, `local`, `redis`, `gateway`, `kubernetes` or `openfaas`.
         level: `fail`: something will not work; `warn`: it works less well than it could, or may not.
         thing: what was looked at.
         bound: what is needed.
@@ -35,6 +35,26 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.level:4} {self.area}: {self.thing}: needed {self.bound}, found {self.actual}{end}"
 
 
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `keystage doctor --json` prints.
+
+    Attributes:
+        is_well: nothing but `ok`.
+        counts: of each level.
+        checks: in the order in which things were looked at.
+    """
+
+    is_well: bool
+    counts: dict[Level, int]
+    checks: tuple[Check, ...]
+
+
+def findings(checks: Sequence[Check]) -> Findings:
+    """The checks with how many there are of each level."""
+    counts = {level: sum(check.level == level for check in checks) for level in CODES}
+    return Findings(is_well=counts["ok"] == len(checks), counts=counts, checks=tuple(checks))
+
+
 def judged(
     area: str, thing: str, bound: str, actual: str, level: Level, advice: str, *, is_met: bool
 ) -> Check:
@@ -52,5 +72,5 @@ def exit_code(checks: Iterable[Check]) -> int:
 def text(checks: Sequence[Check]) -> str:
     """All lines, the worst last, and a count."""
     ordered = sorted(checks, key=lambda check: CODES[check.level])
-    counts = ", ".join(f"{sum(c.level == level for c in checks)} {level}" for level in CODES)
+    counts = ", ".join(f"{count} {level}" for level, count in findings(checks).counts.items())
     return "\n".join([*map(str, ordered), counts])

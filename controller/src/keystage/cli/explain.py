@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from keystage.cli import asking, explaining, judging, naming
+from keystage.cli import asking, completing, explaining, judging, naming
 from keystage.cli.errors import fail
 from keystage.cli.openfaas import DEFAULT_GATEWAY
+from keystage.cli.output import tell_json
 from keystage.observability.api import DecisionReport, FunctionReport, StageReport
 
 STAGE_HELP = "function's name, PIPELINE/INDEX, or PIPELINE for all of its stages"
@@ -38,7 +39,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    stage: Annotated[str, typer.Argument(help=STAGE_HELP)],
+    stage: Annotated[str, typer.Argument(help=STAGE_HELP, autocompletion=completing.stages)],
     last: Annotated[int, typer.Option(help="decisions at the most", min=1)] = 10,
     gateway: asking.Gateway = DEFAULT_GATEWAY,
     user: asking.User = "admin",
@@ -69,7 +70,7 @@ def explain(
             decisions=found,
             old=old,
         )
-        typer.echo(msgspec.json.format(msgspec.json.encode(made), indent=1).decode())
+        tell_json(made)
         return
     for line in explaining.standing(meant):
         typer.echo(line)

@@ -6,7 +6,7 @@ Before it: `naming` (which stage is meant). After it: `keystage explain`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from keystage.cli import judging
 from keystage.cli.figures import clean, duration, named, number, percent, rate
@@ -14,11 +14,12 @@ from keystage.cli.keysmanager import span
 from keystage.cli.naming import Named
 from keystage.observability.api import MOST_DECISIONS, DecisionReport, Report, StageReport
 
+_ORDER = "key-stages"
 _ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 
 
 def decisions(report: Report, meant: Named, last: int) -> tuple[DecisionReport, ...]:
-    """The newest decisions about it, the newest last: its own, its pipeline's order and holds.
+    """The newest decisions about it, the newest last: its own, its pipeline's holds and settled order.
 
     Args:
         report: of a gateway.
@@ -30,8 +31,26 @@ def decisions(report: Report, meant: Named, last: int) -> tuple[DecisionReport, 
         about.add(meant.pipeline.pipeline)
         if meant.stage is None:
             about |= {stage.function for stage in meant.pipeline.stages}
-    found = [decision for decision in report.decisions if decision.function in about]
-    return tuple(found[-last:])
+    return settled(decision for decision in report.decisions if decision.function in about)[-last:]
+
+
+def settled(found: Iterable[DecisionReport]) -> tuple[DecisionReport, ...]:
+    """Decisions without those orders of key stages that the next one replaced.
+
+    Orders change several times a second while little is known; what came of them is the last one.
+    """
+    made: dict[str, DecisionReport] = {}
+    kept: list[DecisionReport] = []
+    for decision in found:
+        if decision.kind == _ORDER:
+            before = made.get(decision.function)
+            if before is not None:
+                kept.remove(before)
+            made[decision.function] = decision
+        else:
+            made.clear()
+        kept.append(decision)
+    return tuple(kept)
 
 
 def faults(meant: Named) -> tuple[judging.Fault, ...]:

@@ -12,8 +12,12 @@ from keystage.observability import words
 
 NOTHING = "-"
 """Stands for what was not measured."""
+LEAST = 1e-3
+"""Estimates decay and never end: a smaller rate, queue or score says nothing."""
 GIB = 1 << 30
 MIB = 1 << 20
+MOST_RATIO = 10.0
+"""Beyond it a ratio is read as times, not in percent."""
 
 
 def clean(text: str, most: int = 400) -> str:
@@ -41,9 +45,11 @@ def percent(ratio: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits that count, all of a whole number, `-` for None."""
+    """Three digits that count, all of a whole number, `-` for None; what is next to nothing is 0."""
     if value is None:
         return NOTHING
+    if abs(value) < LEAST:
+        return "0"
     if abs(value) >= 100 or value == int(value):
         return f"{value:.0f}"
     return f"{value:.3g}"
@@ -60,10 +66,15 @@ def named(name: str, value: float) -> str:
     >>> named("wait_s", 0.31), named("utilisation_ratio", 0.9), named("arrival_cv", 3.0)
     ('wait 310 ms', 'utilisation 90 %', 'arrival CV 3')
     """
-    for suffix, shown in (("_s", duration), ("_rps", rate), ("_ratio", percent), ("_bytes", size)):
+    ratio = percent if abs(value) <= MOST_RATIO else _times
+    for suffix, shown in (("_s", duration), ("_rps", rate), ("_ratio", ratio), ("_bytes", size)):
         if name.endswith(suffix) and len(name) > len(suffix):
             return f"{_plain(name.removesuffix(suffix))} {shown(value)}"
     return f"{_plain(name)} {number(value)}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times"
 
 
 def _plain(name: str) -> str:

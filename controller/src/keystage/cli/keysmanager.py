@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystage.cli.errors import fail
+from keystage.cli.output import tell_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,10 +43,9 @@ def cache(
         Path | None, typer.Option(help="state folder (default .keystage, or KEYSTAGE_HOME)")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="bearer token for http addresses")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print what the nodes say, as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """List which key stages are held where, how old they are, and how often they were used."""
-    import msgspec
     from rich.console import Console
 
     places = list(nodes or _sockets(home))
@@ -58,7 +58,7 @@ def cache(
         except OSError as error:
             failures.append(f"{place}: {error}")
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        tell_json({"nodes": found, "failures": failures})
     else:
         console = Console()
         if not console.is_terminal:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,9 @@ from keystage.cli import (
     async_calls,
     bench,
     compare,
+    completing,
     doctor,
+    doctor_versions,
     explain,
     keysmanager,
     load,
@@ -34,12 +37,16 @@ from keystage.cli import (
     train,
     world,
 )
-from keystage.cli.errors import fail
+from keystage.cli.errors import bad_settings, fail
+from keystage.cli.output import closing, prepare, tell_json
 
 NAME = "keystage"
-SHOW_COMPLETION = "--show-completion"
+SHOW_COMPLETION, INSTALL_COMPLETION = "--show-completion", "--install-completion"
 COMPLETE = "_KEYSTAGE_COMPLETE"
 """What a shell sets to be completed, or to be given its script."""
+
+PARTS = ("worker", "router", "gateway", "controller", "keysmanager")
+"""Commands that are processes of a world."""
 
 app = typer.Typer(
     name=NAME,
@@ -48,6 +55,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"{NAME} {doctor_versions.own() or 'of an unknown version'}")
+        raise typer.Exit
+
+
+@app.callback()
+def keystage(
+    version: Annotated[
+        bool, typer.Option("--version", help="print this package's version", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve models too large for one GPU as independently scaled stage functions."""
+
+
 app.command(name="run")(world.run)
 app.command(name="up")(world.up)
 app.command(name="demo")(world.demo)
@@ -115,27 +139,64 @@ def replay_decisions(
         from keystage.controller.app import replay_decisions as replay
 
         raise typer.Exit(replay(file))
-    import msgspec
-
     from keystage.controller.decisions import replay as replayed
 
     try:
         count, differences = replayed(file)
     except OSError as error:
         fail(f"{file}: {error.strerror}", 2)
-    typer.echo(msgspec.json.encode({"decisions": count, "differences": differences}).decode())
+    tell_json({"decisions": count, "differences": differences})
     raise typer.Exit(1 if differences else 0)
 
 
 def main() -> None:
     """Entry point of the `keystage` command."""
-    if len(sys.argv) == 3 and sys.argv[1] == SHOW_COMPLETION:
-        # Typer's own flag takes no shell: it looks which one it runs in.
-        os.environ[COMPLETE] = f"source_{sys.argv[2]}"
+    arguments = sys.argv[1:]
+    prepare(arguments)
+    if arguments[:1] in ([one] for one in PARTS):
+        _called(arguments)  # what it writes is its log: a supervisor reads what went wrong there
+        return
+    with closing():
+        _called(arguments)
+
+
+def _called(arguments: Sequence[str]) -> None:
     try:
+        _complete(arguments)
         app(prog_name=NAME)
     except KeyboardInterrupt:
         sys.exit(130)
+    except ValueError as error:
+        told = bad_settings(error)
+        if not told:
+            raise  # not about the environment: a bug
+        typer.echo(f"{NAME}: {told}", err=True)
+        sys.exit(2)
+
+
+def _complete(arguments: Sequence[str]) -> None:
+    """What typer's completion lacks: addresses on a line of bash, and a shell by name.
+
+    Its own flags take no shell, they look which one they run in.
+    """
+    words, place = os.environ.get("COMP_WORDS", "").split("\n"), os.environ.get("COMP_CWORD", "")
+    if os.environ.get(COMPLETE) == "complete_bash" and len(words) > 1 and place.isdecimal():
+        words, number = completing.joined(words, int(place))
+        os.environ.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(number))
+    if len(arguments) != 2:
+        return
+    flag, shell = arguments
+    if flag == SHOW_COMPLETION:
+        os.environ[COMPLETE] = f"source_{shell}"
+    elif flag == INSTALL_COMPLETION:
+        from typer._completion_shared import install
+
+        try:
+            _, path = install(shell=shell, prog_name=NAME)
+        except typer.Exit as unknown:
+            sys.exit(unknown.exit_code)
+        typer.echo(f"{shell}: completion is in {path}; it is there in the next terminal")
+        sys.exit(0)
 
 
 if __name__ == "__main__":

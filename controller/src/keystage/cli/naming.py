@@ -55,7 +55,6 @@ def stage(report: Report, name: str) -> Named:
     for one in report.pipelines:
         if one.pipeline == name:
             return Named(name, one)
-        names.append(one.pipeline)
         for each in one.stages:
             short = f"{one.pipeline}/{each.stage}"
             if name in (each.function, short):
@@ -64,13 +63,13 @@ def stage(report: Report, name: str) -> Named:
     for alone in report.functions:
         if alone.function == name:
             return Named(name, alone=alone)
-        names.append(alone.function)
     owner, slash, _ = name.rpartition("/")
     for one in report.pipelines:
         if slash and one.pipeline == owner:
             last = f"{len(one.stages) - 1}" if one.stages else "none"
             raise Unknown(f"no stage {clean(name)!r}: pipeline {clean(owner)!r} has stages 0 to {last}")
-    raise _unknown("stage or function", name, names)
+    heads = [one.pipeline for one in report.pipelines]
+    raise _unknown("stage or function", name, [*heads, *(one.function for one in report.functions), *names])
 
 
 def _unknown(what: str, name: str, names: list[str]) -> Unknown:

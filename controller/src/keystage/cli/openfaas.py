@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystage.cli.errors import fail
+from keystage.cli.output import tell_json
 
 if TYPE_CHECKING:
     from keystage.local.api import Deployment
@@ -30,7 +31,7 @@ def check_gateway(
         Path | None, typer.Option(help="file with the password (default: no credentials are sent)")
     ] = None,
     namespace: Annotated[str, typer.Option(help="namespace of the functions (default: the gateway's)")] = "",
-    timeout: Annotated[float, typer.Option(help="seconds to wait for an answer", min=0.1)] = 10.0,
+    timeout: Annotated[float, typer.Option(help="seconds to wait for an answer", min=0.1, max=3600.0)] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Tell what a gateway is, and what it would refuse or drop of a stack, before anything is deployed.
@@ -59,10 +60,8 @@ def check_gateway(
         fail(error, NOT_ASKED)
     biting = sum(finding.bites for finding in found)
     if as_json:
-        import msgspec
-
         told = {"gateway": client.wire.url, "info": info, "limits": taken, "findings": found}
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        tell_json(told)
         raise typer.Exit(1 if biting else 0)
     _tell(client, info, taken)
     for finding in found:

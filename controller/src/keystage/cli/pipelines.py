@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from keystage.cli.errors import fail
+from keystage.cli.output import tell_json
 
 MODEL_HELP = (
     "model folder, .gguf file, `smollm2`, `minilm` or `whisper-tiny.en` (in packages), "
@@ -125,9 +126,6 @@ def _tell(folder: Path, *, as_json: bool) -> None:
     if not as_json:
         typer.echo(str(folder))
         return
-    import msgspec
-
     from keystage.bundle.store import load
 
-    told = {"bundle": str(folder), "pipeline": load(folder)}
-    typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+    tell_json({"bundle": str(folder), "pipeline": load(folder)})

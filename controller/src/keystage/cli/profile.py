@@ -64,6 +64,7 @@ def profile(
         fail(error, 2)
     if grid.cores and device != "cpu":
         fail(f"--cores sets CPU threads against one another, the device is {device}", 2)
+    _check_kind(bundle)
     try:
         with console.status("loading") as status:
             measured = measure_bundle(
@@ -83,6 +84,21 @@ def profile(
     _print_lines(console, f"{bundle} on {device}", measured)
     if grid.cores:
         _print_cores(console, grid, measured)
+
+
+def _check_kind(bundle: str) -> None:
+    """Ends the command for a bundle that has no parameters to be timed."""
+    from keystage.bundle import store
+    from keystage.bundle.errors import BundleError
+
+    try:
+        pipeline = store.load(bundle)
+    except BundleError as error:
+        fail(error, error.exit_code)
+    if pipeline.family == "emulated":
+        fail(f"{bundle} is emulated: its times are those of --device emulated:alpha=..,beta=..", 2)
+    if pipeline.program is not None:
+        fail(f"{bundle} is a stream program: `keystage profile` times stages of models", 2)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from keystage.cli.errors import fail
+from keystage.cli.output import tell_json
 
 if TYPE_CHECKING:
     from keystage.streams.api import Program
@@ -36,8 +37,7 @@ def check(
     """Check a program's graph and print it."""
     program = _opened(path, option, handler)
     if as_json:
-        told = {"name": program.name, "graph": program.graph}
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        tell_json({"name": program.name, "graph": program.graph})
         return
     for line in describe(program):
         typer.echo(line)

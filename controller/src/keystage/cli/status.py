@@ -8,11 +8,12 @@ import msgspec
 import typer
 from rich.text import Text
 
-from keystage.cli import asking, judging, naming
+from keystage.cli import asking, completing, judging, naming
 from keystage.cli import report_tables as tables
 from keystage.cli.columns import lines
 from keystage.cli.errors import fail
 from keystage.cli.openfaas import DEFAULT_GATEWAY
+from keystage.cli.output import tell_json
 from keystage.observability.api import Report
 
 
@@ -31,7 +32,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status(
-    pipeline: Annotated[str, typer.Argument(help="show this one's stages (default: all pipelines)")] = "",
+    pipeline: Annotated[
+        str,
+        typer.Argument(
+            help="show this one's stages (default: all pipelines)", autocompletion=completing.pipelines
+        ),
+    ] = "",
     gateway: asking.Gateway = DEFAULT_GATEWAY,
     user: asking.User = "admin",
     password_file: asking.PasswordFile = None,
@@ -52,7 +58,7 @@ def status(
     found = judging.faults(seen, old)
     if as_json:
         told = Status(is_well=not found, faults=found, report=seen)
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        tell_json(told)
     else:
         _show(seen, is_one=bool(pipeline))
         for fault in found:

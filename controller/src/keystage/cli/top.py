@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import msgspec
 import typer
 
 from keystage.cli import asking
 from keystage.cli.errors import fail
 from keystage.cli.openfaas import DEFAULT_GATEWAY
+from keystage.cli.output import tell_json
 from keystage.cli.top_view import Seen, View, pressed, screen
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 def top(
-    every: Annotated[float, typer.Option(help="seconds between two reports", min=0.2)] = 1.0,
+    every: Annotated[
+        float, typer.Option(help="seconds between two reports", min=0.2, max=asking.MOST_S)
+    ] = 1.0,
     gateway: asking.Gateway = DEFAULT_GATEWAY,
     user: asking.User = "admin",
     password_file: asking.PasswordFile = None,
@@ -56,7 +58,7 @@ def top(
     except asking.NotAsked as error:
         fail(error, asking.NOT_ASKED)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(first), indent=1).decode())
+        tell_json(first)
         return
     console = Console(markup=False, highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:

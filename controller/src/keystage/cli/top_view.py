@@ -13,9 +13,10 @@ from rich.text import Text
 from keystage.cli import judging
 from keystage.cli import report_tables as tables
 from keystage.cli.columns import lines
-from keystage.cli.explaining import told
+from keystage.cli.explaining import settled, told
 from keystage.cli.figures import clean
 from keystage.observability.api import STALE_S, PipelineReport, Report
+from keystage.observability.words import counted
 
 LEAST_PIPELINES = 3
 MOST_DECISIONS = 8
@@ -98,7 +99,7 @@ def screen(
     left = height - len(made) - 1  # the last line tells the keys
     shown = _pipelines(view, report, width, max(LEAST_PIPELINES, left // 4)) if report.pipelines else []
     if not report.pipelines:
-        shown = [Text("no pipeline is deployed", style="yellow")]
+        shown = [Text("no pipeline is deployed", style="yellow"), *_functions(report, width, left - 1)]
     made += shown[: max(left, 0)]
     left -= len(shown)
     if report.pipelines and left >= 3:
@@ -131,7 +132,10 @@ def _head(view: View, seen: Seen) -> list[Text]:
     head = Text(f"Keystage{version}", style="bold")
     if view.is_paused:
         head.append("  PAUSED", style="bold yellow")
-    head.append(f"  {len(report.pipelines)} pipelines, {len(report.nodes)} nodes", style="not bold")
+    head.append(
+        f"  {counted(len(report.pipelines), 'pipeline')}, {counted(len(report.nodes), 'node')}",
+        style="not bold",
+    )
     made = [head]
     if seen.error:
         made.append(Text(f"no answer: {clean(seen.error)}", style="bold red"))
@@ -161,6 +165,19 @@ def _pipelines(view: View, report: Report, width: int, most: int) -> list[Text]:
     return marked
 
 
+def _functions(report: Report, width: int, most: int) -> list[Text]:
+    """The table of functions, as far as there is room: without pipelines they are all there is."""
+    if not report.functions or most < 2:
+        return []
+    shown = report.functions[: most - 1]
+    if len(shown) < len(report.functions):
+        shown = shown[:-1]
+    made = lines(tables.FUNCTIONS, [tables.function_row(one) for one in shown], width)
+    if len(shown) < len(report.functions):
+        made.append(Text(f"{len(report.functions) - len(shown)} more: keystage status", style="dim"))
+    return made
+
+
 def _stages(view: View, one: PipelineReport, width: int, *, is_plain: bool) -> list[Text]:
     """A title and the table of the stages that there is room for."""
     shown = one.stages[view.first : view.first + view.page]
@@ -181,7 +198,7 @@ def _stages(view: View, one: PipelineReport, width: int, *, is_plain: bool) -> l
 def _decisions(one: PipelineReport, report: Report, most: int) -> list[Text]:
     """The newest decisions about the pipeline, the newest first."""
     about = {one.pipeline, *(stage.function for stage in one.stages)}
-    found = [decision for decision in report.decisions if decision.function in about]
+    found = settled(decision for decision in report.decisions if decision.function in about)
     if most < 2 or not found:
         return []
     newest = list(reversed(found))[: most - 1]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from keystage.cli.errors import fail
+from keystage.cli.output import tell_json
 
 
 def train_cv(
@@ -34,7 +35,6 @@ def train_cv(
     """
     from importlib.util import find_spec
 
-    import msgspec
     from rich import progress as bars
     from rich.console import Console
 
@@ -80,7 +80,7 @@ def train_cv(
             "metrics": metrics,
             "rows": trained.rows,
         }
-        typer.echo(msgspec.json.format(msgspec.json.encode(told), indent=1).decode())
+        tell_json(told)
     else:
         for example in trained.shown:
             typer.echo(example_text(example, Attention(trained.weights)))

@@ -35,7 +35,7 @@ from keystage.openfaas.errors import BadPassword
 from keystage.openfaas.exchange import Wire
 from keystage.wire.endpoints import watch_lifeline
 from keystage.wire.errors import WireError
-from keystage.wire.metrics import expose
+from keystage.wire.metrics import Sample, expose
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,11 @@ def shown(settings: ControllerSettings, counts: Counts) -> Iterator[None]:
         return
     try:
         server = HealthServer(
-            settings.health_port, lambda: "", lambda: "", lambda: expose(list(counts.samples()))
+            settings.health_port,
+            lambda: "",
+            lambda: "",
+            # The only one leads.
+            lambda: expose([Sample("keystage_leader", {}, 1.0), *counts.samples()]),
         )
     except OSError as error:
         raise WireError(f"KEYSTAGE_HEALTH_PORT={settings.health_port}: {error.strerror}") from error

@@ -31,6 +31,7 @@ from keystage.kubernetes.gateway_loads import GatewayLoads
 from keystage.kubernetes.gateway_reports import GatewayReports
 from keystage.kubernetes.keysmanagers import KeysManagers
 from keystage.kubernetes.leader import LEASE_S, RENEW_S, RETRY_S, Leader
+from keystage.kubernetes.pod_starts import PodStarts
 from keystage.kubernetes.reconciler import Links, Reconciler
 from keystage.kubernetes.resize import Resizer
 from keystage.kubernetes.view import name_of, status_of_object
@@ -88,6 +89,7 @@ class Lead:
             timeout_s=settings.stats_timeout_s,
             budget_replicas=settings.budget_replicas,
         )
+        self.starts = PodStarts()
         self._reconciler = Reconciler(
             world,
             self.wishes,
@@ -97,6 +99,7 @@ class Lead:
                 requests_on=lambda *about: self._loads.now().requests_on(*about),
                 parameter_bytes=self.platform.parameter_bytes,
                 keysmanagers=self._keysmanagers if pods.has_keysmanager else None,
+                served=self.starts.served,
             ),
             identity=identity,
             on_crash=lambda _: self.has_failed.set(),
@@ -183,7 +186,13 @@ def run_clustered(settings: ControllerSettings, stop: threading.Event) -> bool:
         settings.health_port,
         ill=lambda: lead.ill() or ("" if world.is_alive() else "an informer ended"),
         unready=lambda: unready(world),
-        metrics=lambda: expose([*samples(world, is_leader=leader.is_leader), *lead.counts.samples()]),
+        metrics=lambda: expose(
+            [
+                *samples(world, is_leader=leader.is_leader),
+                *lead.counts.samples(),
+                *lead.starts.samples(),
+            ]
+        ),
     )
     threading.excepthook = lambda crash: _crashed(crash, lead)
     health.start()

@@ -121,6 +121,8 @@ def _kind(action: Action, before: dict[str, FunctionView]) -> str:
         case SetReplicas():
             scale = before.get(action.function)
             current = scale.current if scale is not None else 0
+            if action.replicas == current:
+                return ""  # what is so is stated, after a start
             if scale is not None and scale.override is not None:
                 return "override"
             if action.replicas == 0:

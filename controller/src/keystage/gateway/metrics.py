@@ -6,27 +6,32 @@ Written by `gateway.proxy`, `gateway.websocket` and `gateway.queue_attempt` per 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from keystage.gateway.backend import FunctionState
 from keystage.gateway.names import NAMESPACE
+from keystage.wire.metrics import ANSWER_BOUNDS_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE = "application/openmetrics-text"
 _END = b"# EOF\n"
 CLIENT_GONE = 499
 """Counted as the status where nobody was there any more to be answered."""
+GAVE_UP = "503"
+"""Counted as the status of those that waited for a replica in vain."""
 _STARTED = "gateway_function_invocation_started"
 MOST_GONE = 256
 """Functions whose counters outlive them: long enough for whoever looks why one is gone."""
 
 
-class Metrics(Collector):
+class Metrics:
     """One registry per gateway, so that two can live in one process.
 
     Attributes:
@@ -47,19 +52,19 @@ class Metrics(Collector):
             "Seconds from request to end of answer",
             ["function_name", "code"],
             registry=self._registry,
+            buckets=ANSWER_BOUNDS_S,
         )
-        self._replicas = Gauge(
-            "gateway_service_count", "Replicas wanted", ["function_name"], registry=self._registry
-        )
+        self._exported: list[Collector] = []
         self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._count: dict[str, int] = {}
         self._in_flight: dict[str, int] = {}
+        self._begun: set[str] = set()
         self.touched: set[str] = set()
         self.stir: Callable[[], object] = lambda: None
 
     def export(self, collector: Collector) -> None:
         """Adds another part's metrics to what is exported."""
-        self._registry.register(collector)
+        self._exported.append(collector)
 
     def in_flight(self, function: str) -> int:
         """Invocations of a function that have begun and not ended, waiting ones included."""
@@ -86,7 +91,7 @@ class Metrics(Collector):
         """
         series = self._series.get((function, status))
         if series is None:
-            labels = (f"{function}.{NAMESPACE}", str(status))
+            labels = (_labelled(function), str(status))
             series = (self._total.labels(*labels), self._seconds.labels(*labels))
             self._series[function, status] = series
         series[0].inc()
@@ -98,48 +103,92 @@ class Metrics(Collector):
 
     def _forget_gone(self, present: set[str]) -> None:
         """Functions come and go: of those that are gone the newest few are kept, so series stay bounded."""
-        if not present:
-            return  # nobody has said yet what there is
         gone = [name for name in self._count if name not in present and name not in self._in_flight]
-        for name in gone[:-MOST_GONE]:
+        forgotten = set(gone[:-MOST_GONE])
+        for name in forgotten:
             del self._count[name]
-            for function, status in [key for key in self._series if key[0] == name]:
-                labels = (f"{function}.{NAMESPACE}", str(status))
-                self._total.remove(*labels)
-                self._seconds.remove(*labels)
-                del self._series[function, status]
+        for function, status in [key for key in self._series if key[0] in forgotten]:
+            labels = (_labelled(function), str(status))
+            self._total.remove(*labels)
+            self._seconds.remove(*labels)
+            del self._series[function, status]
+        for name in [name for name in self._begun - present if name not in self._count]:
+            self._total.remove(_labelled(name), GAVE_UP)
+            self._begun.remove(name)
 
     def _touch(self, function: str) -> None:
         if function not in self.touched:
             self.touched.add(function)
             self.stir()
 
-    def collect(self) -> Iterator[Metric]:
-        """What is exported, without the creation times that this client adds to a counter."""
-        for metric in self._registry.collect():
-            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-            yield metric
-
-    def render(self, functions: Sequence[FunctionState], accept: str = "") -> tuple[bytes, str]:
-        """Prometheus text and its content type: OpenMetrics, with exemplars, for those who ask for it.
+    def look(self, functions: Sequence[FunctionState]) -> Shown:
+        """What is to be shown: all that only the gateway's event loop may read, quickly.
 
         Args:
             functions: that there are.
-            accept: the header of who asks.
         """
-        self._forget_gone({state.deployment.service for state in functions})
-        self._replicas.clear()
+        present = {state.deployment.service for state in functions}
+        self._forget_gone(present)
+        # A rate does not see a series' first value: what people are called for begins at zero.
+        for name in present - self._begun:
+            self._total.labels(_labelled(name), GAVE_UP)
+        self._begun |= present
+        replicas = GaugeMetricFamily("gateway_service_count", "Replicas wanted", labels=["function_name"])
         for state in functions:
-            self._replicas.labels(f"{state.deployment.service}.{NAMESPACE}").set(state.replicas)
-        # OpenFaaS' name of this counter does not end in `_total`, which the client library insists on.
-        # Function names need no escaping: `gateway.names.check_name`.
-        encode, kind_of_text = choose_encoder(accept)
-        is_open = kind_of_text.startswith(OPEN_TYPE)
-        kind = "unknown" if is_open else "counter"  # its name is none of a counter there
-        lines = [f"# HELP {_STARTED} Function invocations begun", f"# TYPE {_STARTED} {kind}"]
-        for function, count in self._count.items():
-            lines.append(f'{_STARTED}{{function_name="{function}.{NAMESPACE}"}} {count}.0')
-        more = "\n".join(lines).encode() + b"\n"
-        if is_open:
-            return encode(self).removesuffix(_END) + more + _END, kind_of_text
-        return encode(self) + more, CONTENT_TYPE
+            replicas.add_metric([_labelled(state.deployment.service)], state.replicas)
+        others = [metric for collector in self._exported for metric in collector.collect()]
+        return Shown(self._registry, (replicas, *others), tuple(self._count.items()))
+
+    def render(self, functions: Sequence[FunctionState], accept: str = "") -> tuple[bytes, str]:
+        """`look` and `written` at once."""
+        return written(self.look(functions), accept)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shown(Collector):
+    """What `Metrics.look` saw. Of the registry the newest values are shown: its locks are its own.
+
+    Attributes:
+        registry: counters by function and status.
+        others: everything else.
+        begun: invocations by function.
+    """
+
+    registry: CollectorRegistry
+    others: tuple[Metric, ...]
+    begun: tuple[tuple[str, int], ...]
+
+    def collect(self) -> Iterator[Metric]:
+        """What is exported, without the creation times that this client adds to a counter."""
+        for metric in self.registry.collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
+        yield from self.others
+
+
+def written(shown: Shown, accept: str = "") -> tuple[bytes, str]:
+    """Prometheus text and its content type: OpenMetrics, with exemplars, for those who ask for it.
+
+    Of ten thousand functions it takes seconds: not on an event loop that has requests to serve.
+
+    Args:
+        shown: what there is to show.
+        accept: the header of who asks.
+    """
+    # OpenFaaS' name of this counter does not end in `_total`, which the client library insists on.
+    # Function names need no escaping: `gateway.names.check_name`.
+    encode, kind_of_text = choose_encoder(accept)
+    is_open = kind_of_text.startswith(OPEN_TYPE)
+    kind = "unknown" if is_open else "counter"  # its name is none of a counter there
+    lines = [f"# HELP {_STARTED} Function invocations begun", f"# TYPE {_STARTED} {kind}"]
+    for function, count in shown.begun:
+        lines.append(f'{_STARTED}{{function_name="{_labelled(function)}"}} {count}.0')
+    more = "\n".join(lines).encode() + b"\n"
+    if is_open:
+        return encode(shown).removesuffix(_END) + more + _END, kind_of_text
+    return encode(shown) + more, CONTENT_TYPE
+
+
+def _labelled(function: str) -> str:
+    """A function as its label names it."""
+    return f"{function}.{NAMESPACE}"

@@ -109,5 +109,5 @@ def _response(answer: Answer, known: dict[str, Any], has_body: bool) -> dict[str
         schema = {"schema": {"type": "string"}, "x-itemSchema": known[repr(answer.body)]}
     elif answer.media == TEXT:
         schema = {"schema": {"type": "string"}}
-    response["content"] = {answer.media: schema}
+    response["content"] = dict.fromkeys((answer.media, *answer.also), schema)
     return response

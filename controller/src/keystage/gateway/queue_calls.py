@@ -133,6 +133,10 @@ class AsyncCalls:
                 yield Sample("keystage_async_callbacks", {**_named(function), "reason": reason}, count)
             else:
                 yield Sample(f"keystage_async_{event}", _named(function), count)
+        known = {of for what, of in self._counts if what == "accepted"} | self._runner.depths.keys()
+        for function in known:  # a rate does not see a series' first value: this one begins at zero
+            if ("dead_letters", function) not in self._runner.counts:
+                yield Sample("keystage_async_dead_letters", _named(function), 0)
         for function, depth in self._runner.depths.items():
             yield Sample("keystage_async_queue_calls", _named(function), depth.calls)
             yield Sample("keystage_async_oldest_seconds", _named(function), depth.oldest_s)

@@ -6,11 +6,13 @@ here with its reason. A secret's value must not come into an answer, a message o
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import Request, Response
 
 from keystage.gateway import types
 from keystage.gateway.backend import STALE_S, Backend, BackendUnavailable, BadRequest, GatewayError
-from keystage.gateway.metrics import Metrics
+from keystage.gateway.metrics import Metrics, written
 from keystage.gateway.names import NAMESPACE, check_namespace, check_secret_name
 from keystage.gateway.openapi import encoded
 from keystage.gateway.rest_body import json_answer, read_body
@@ -59,7 +61,8 @@ class System:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        text, kind = self._metrics.render(self._backend.functions(), request.headers.get("accept", ""))
+        shown = self._metrics.look(self._backend.functions())
+        text, kind = await asyncio.to_thread(written, shown, request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": kind})
 
     async def openapi(self, _: Request) -> Response:

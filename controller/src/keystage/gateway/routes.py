@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from keystage.gateway import types
-from keystage.gateway.metrics import CONTENT_TYPE
+from keystage.gateway.metrics import CONTENT_TYPE, OPEN_TYPE
 from keystage.gateway.names import NAMESPACE
 from keystage.gateway.queries import FALSE, TRUE
 from keystage.gateway.queue_address import MAX_URL
@@ -44,6 +44,7 @@ class Answer:
         media: content type, empty for no body.
         body: type of a JSON body, or of each line.
         headers: headers that come with it, and what they hold.
+        also: other content types it can have, by what is asked for.
     """
 
     status: str
@@ -51,6 +52,7 @@ class Answer:
     media: str = TEXT
     body: Any = None
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    also: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ MANAGEMENT: tuple[Route, ...] = (
         "/metrics",
         "metrics",
         "Prometheus text",
-        (Answer("200", "all series", CONTENT_TYPE),),
+        (Answer("200", "all series", CONTENT_TYPE, also=(OPEN_TYPE,)),),
         is_open=True,
     ),
     Route("GET", "/openapi.json", "openapi", "This document", (_json(dict[str, Any]),), is_open=True),

@@ -91,12 +91,14 @@ class Activator:
         asking: exchanges with pods.
         now: a pod as the informer shows it.
         stopped: set when this controller ends: nobody waits any longer.
+        served: told of each pod that serves: as it is now, what was asked, and its answer.
     """
 
     cluster: Cluster
     asking: Asking
     now: Callable[[str], Object | None]
     stopped: threading.Event = dataclasses.field(default_factory=threading.Event)
+    served: Callable[[Object, Activation, Activated], object] = lambda *_: None
 
     def tell(self, name: str, uid: str, wanted: Activation) -> Object:
         """Tells one pod, waits until it serves, and notes that on it.
@@ -113,7 +115,9 @@ class Activator:
         via = f"{answer.via}/{answer.source}" if answer.source else answer.via
         notes = {SERVING_ANNOTATION: f"{time.time():.3f}", VIA_ANNOTATION: via}
         patch: Object = {"metadata": {"uid": uid, "annotations": notes}}
-        return self.cluster.patch(PODS, name, patch, manager=CONTROLLER_MANAGER)
+        pod = self.cluster.patch(PODS, name, patch, manager=CONTROLLER_MANAGER)
+        self.served(pod, wanted, answer)
+        return pod
 
     def _until_it_serves(self, name: str, uid: str, body: bytes) -> Activated:
         end_s, pause_s = time.monotonic() + LIMIT_S, FIRST_PAUSE_S

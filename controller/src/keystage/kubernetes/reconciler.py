@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from keystage.keysmanager.pod_api import Activated, Activation
 from keystage.kubernetes.act import Actor
 from keystage.kubernetes.activate import Activator
 from keystage.kubernetes.asking import Asking
@@ -64,12 +65,14 @@ class Links:
         requests_on: what gateways have in hand.
         parameter_bytes: sizes of parameters.
         keysmanagers: of the nodes, None: there are none.
+        served: told of each parked pod that became a worker (`activate.Activator`).
     """
 
     asking: Asking
     requests_on: RequestsOn
     parameter_bytes: ParameterBytes
     keysmanagers: KeysManagers | None = None
+    served: Callable[[Object, Activation, Activated], object] = lambda *_: None
 
 
 class Reconciler:
@@ -117,7 +120,9 @@ class Reconciler:
             jobs=self._jobs,
             activations=self._activations,
             actor=actor,
-            activator=Activator(world.cluster, links.asking, lambda name: world.pods().get(name), self._stop),
+            activator=Activator(
+                world.cluster, links.asking, lambda name: world.pods().get(name), self._stop, links.served
+            ),
             keysmanagers=links.keysmanagers,
             pods=self._pods,
             deployments=self._deployments,

@@ -301,7 +301,9 @@ class Daemon:
             segment = Segment(parameters=raw.parameters, huge_bytes=raw.huge_bytes, source=told.source)
         # A pod is a stranger: its descriptor cannot write, whatever the seals.
         fd = reopened_readonly(fd) if asked.origin else os.dup(fd)
-        if not asked.answer(segment, (fd,), is_claim=True):
+        if asked.answer(segment, (fd,), is_claim=True):
+            self.counts.gives[told.source] += 1
+        else:
             self.tell(events.Released(told.request))
 
     def _refuse(self, request: int, reason: str, status: int) -> None:

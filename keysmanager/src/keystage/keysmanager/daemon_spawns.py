@@ -168,6 +168,8 @@ class Spawns:
         self._tell(events.Spawned(request, pid))
         if order.asked.answer(answer):
             self._counts.starts[order.via] += 1
+            if told.source:
+                self._counts.gives[told.source] += 1
         else:
             log.warning("%s: nobody waits for it any longer, process %d is ended", order.fork.replica, pid)
             with contextlib.suppress(ProcessLookupError):

@@ -6,30 +6,27 @@ must not decide what a number means for anybody.
 
 from __future__ import annotations
 
-import bisect
 from collections import Counter
 from collections.abc import Iterator
 
 from keystage.keysmanager.api import NodeStatus
-from keystage.wire.metrics import START_BOUNDS_S, Sample, expose
-
-MOST_SERIES = 1024
-"""Histograms of starts that are kept: of some fifty pipelines, in every way they start."""
+from keystage.wire.metrics import Sample, expose
+from keystage.wire.start_counts import StartCounts
 
 
-class Counts:
+class Counts(StartCounts):
     """Everything that only grows."""
 
     def __init__(self) -> None:
-        self.starts: Counter[str] = Counter()
+        super().__init__()
         self.refusals: Counter[int] = Counter()
+        self.gives: Counter[str] = Counter()
         self.loads: Counter[str] = Counter()
         self.load_bytes: Counter[str] = Counter()
         self.load_s: dict[str, float] = {}
         self.load_failures = 0
         self.evictions = 0
         self.deaths = 0
-        self._phases: dict[tuple[str, str, str], tuple[list[int], float]] = {}
 
     def loaded(self, source: str, nbytes: int, seconds: float) -> None:
         """Parameters were loaded."""
@@ -37,31 +34,18 @@ class Counts:
         self.load_bytes[source] += nbytes
         self.load_s[source] = self.load_s.get(source, 0.0) + seconds
 
-    def reached(self, pipeline: str, via: str, phase: str, seconds: float) -> None:
-        """A replica reached a phase of its start, `seconds` after it was wanted."""
-        counts, total_s = self._phases.get((pipeline, via, phase), ([0] * (len(START_BOUNDS_S) + 1), 0.0))
-        counts[bisect.bisect_left(START_BOUNDS_S, seconds)] += 1
-        # This one goes to the end; pipelines come and go, and the oldest of too many are forgotten.
-        self._phases.pop((pipeline, via, phase), None)
-        self._phases[pipeline, via, phase] = (counts, total_s + seconds)
-        if len(self._phases) > MOST_SERIES:
-            del self._phases[next(iter(self._phases))]
-
     def samples(self, node: str) -> Iterator[Sample]:
         """One sample a label set."""
-        for via, number in self.starts.items():
-            yield Sample("keystage_starts", {"node": node, "via": via}, number)
+        yield from super().samples(node)
         for status, number in self.refusals.items():
             yield Sample("keystage_start_refusals", {"node": node, "reason": str(status)}, number)
+        for source, number in self.gives.items():
+            yield Sample("keystage_parameter_gives", {"node": node, "source": source}, number)
         for source, number in self.loads.items():
             labels = {"node": node, "source": source}
             yield Sample("keystage_loads", labels, number)
             yield Sample("keystage_load_bytes", labels, self.load_bytes[source])
             yield Sample("keystage_load_seconds", labels, self.load_s[source])
-        for (pipeline, via, phase), (counts, total_s) in self._phases.items():
-            labels = {"node": node, "pipeline": pipeline, "via": via, "phase": phase}
-            sums = tuple(sum(counts[: end + 1]) for end in range(len(counts)))
-            yield Sample("keystage_start_seconds", labels, total_s, sums)
         own = {"node": node}
         yield Sample("keystage_load_failures", own, self.load_failures)
         yield Sample("keystage_holder_evictions", own, self.evictions)

@@ -21,7 +21,7 @@ import msgspec
 from keystage.keysmanager.pod_api import ACTIVATE_PATH, Activated, Activation
 from keystage.wire.starts import START_PATH, StartReport
 from keystage.worker.config import parse_stages
-from keystage.worker.http import WorkerHttp, answer, read_body
+from keystage.worker.http import JSON, METRICS, TEXT, WorkerHttp, answer, read_body
 from keystage.worker.settings import Status
 from keystage.worker.states import is_alive, is_ready
 
@@ -102,7 +102,8 @@ class PodFace:
             return
         else:
             code, body = self._parked(path)
-        await answer(send, code, body)
+        kind = METRICS if path == "/metrics" else JSON if body.startswith(b"{") else TEXT
+        await answer(send, code, body, kind)
         if path == ACTIVATE_PATH and self._outcome.done():
             self._told.set()
 

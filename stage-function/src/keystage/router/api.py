@@ -71,6 +71,7 @@ class StageCounters(msgspec.Struct, frozen=True):
         late: those of `due` that left it after that deadline.
         dropped: those of `due` that were refused there because they could not meet it.
         batch_sizes: batches by size: bucket i up to `BATCH_BOUNDS[i]`, and one for larger ones.
+        batch_items: items of all of them together; one that is sent again counts again.
         handoff_sum_s: sum of seconds from sent to answered that were not compute (not looping).
     """
 
@@ -90,6 +91,7 @@ class StageCounters(msgspec.Struct, frozen=True):
     late: int = 0
     dropped: int = 0
     batch_sizes: list[int] = []
+    batch_items: int = 0
     handoff_sum_s: float = 0.0
 
 

@@ -25,12 +25,16 @@ class BatchSettings:
         late: what becomes of requests that cannot meet their deadline.
         objective_s: the pipeline's own objective for a whole request, None for none.
         spus: shares of a device by module, for a stream program whose modules share workers; empty: none.
+        ttft_s: the objective for the first token of a looping pipeline's request, None for none.
+        tpot_s: the same for the time per token after the first.
     """
 
     batching: BatchingChoice = EAGER
     late: Late = "demote"
     objective_s: float | None = None
     spus: tuple[tuple[str, int], ...] = ()
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
     def shares(self, modules: Sequence[str]) -> dict[int, int]:
         """`spus` by place of the module, empty where none are given.
@@ -49,6 +53,30 @@ class BatchSettings:
         """When a request should be answered: its own deadline, else the pipeline's objective, else never."""
         limit_s = deadline_s if deadline_s is not None else self.objective_s
         return math.inf if limit_s is None else arrived_s + limit_s
+
+    def is_met(
+        self,
+        taken_s: float,
+        deadline_s: float | None,
+        first_s: float | None = None,
+        token_s: float | None = None,
+    ) -> bool | None:
+        """Whether an answer met what was asked of it: its request's own deadline, else the whole objective.
+
+        Args:
+            taken_s: seconds from admission to the end of the answer, infinite where there was none.
+            deadline_s: the request's own, None: it states none.
+            first_s: seconds to the first token, infinite where none came; None: no tokens are streamed.
+            token_s: seconds per token after the first, None: there was one token at most.
+
+        Returns:
+            None: nothing was asked of it.
+        """
+        if deadline_s is not None:
+            return taken_s <= deadline_s
+        pairs = ((taken_s, self.objective_s), (first_s, self.ttft_s), (token_s, self.tpot_s))
+        bounds = [(value, bound) for value, bound in pairs if bound is not None]
+        return all(value is None or value <= bound for value, bound in bounds) if bounds else None
 
     def plans_for(self, due_s: float, arrived_s: float) -> bool:
         """Whether batches are planned so that a request that came at `arrived_s` is answered by `due_s`.

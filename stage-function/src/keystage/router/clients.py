@@ -7,6 +7,7 @@ stream or awaits an answer. What they got is counted in `served`, and noted for 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, assert_never
@@ -14,7 +15,7 @@ from typing import Protocol, assert_never
 from keystage.router.batch_settings import BatchSettings
 from keystage.router.engine import Generation, InvalidRequest, Refusal
 from keystage.router.looping import LoopingCore
-from keystage.router.served import Served
+from keystage.router.served import Pace, Served
 from keystage.router.sessions import Answer, Deliver, Outcome, Refuse
 from keystage.router.streams import TokenStream
 from keystage.router.traces import Traces
@@ -101,18 +102,18 @@ class Clients:
         try:
             number = core.submit(request, begun_s, trail)
         except Refusal as refusal:
-            self._turned_away(refusal, begun_s, request.deadline_s)
+            self._turned_away(refusal, request.deadline_s)
             raise
         stream = self.streams[number] = TokenStream()
         self._events.write("queued", session=number, prompt=len(request.prompt))
         self._send()
         why: BaseException | None = None
-        is_first = is_unanswered = True
+        is_unanswered = True
+        pace = Pace(begun_s)
         try:
             while tokens := await stream.take():
-                if is_first:
-                    is_first = False
-                    self._first_token(begun_s, trail)
+                if pace.came(len(tokens), time.monotonic()):
+                    self._first_token(pace, trail)
                 yield tokens
             is_unanswered = False
         except BaseException as error:
@@ -124,7 +125,7 @@ class Clients:
                 core.cancel(number, time.monotonic())
                 self._events.write("cancelled", session=number)
                 self._send()
-            self._ended(begun_s, request.deadline_s, trail, why, is_answered=not is_unanswered)
+            self._ended(begun_s, request.deadline_s, trail, why, is_answered=not is_unanswered, pace=pace)
 
     async def answered(self, core: Core, submit: Callable[[], int], deadline_s: float | None) -> Answer:
         """Submits a request and waits for its answer.
@@ -141,7 +142,7 @@ class Clients:
         try:
             number = submit()
         except Refusal as refusal:
-            self._turned_away(refusal, begun_s, deadline_s)
+            self._turned_away(refusal, deadline_s)
             raise
         self._events.write("queued", session=number)
         trail = self.traces.begin(begun_s) if self.traces is not None else None
@@ -171,15 +172,15 @@ class Clients:
         """A request is refused."""
         self.refused[refusal.code] = self.refused.get(refusal.code, 0) + 1
 
-    def _turned_away(self, refusal: Refusal, begun_s: float, deadline_s: float | None) -> None:
+    def _turned_away(self, refusal: Refusal, deadline_s: float | None) -> None:
         self.count_refusal(refusal)
         if self.served is not None and refusal.status >= LEAST_OURS:
-            self.served.ended(begun_s, self._settings.due_s(begun_s, deadline_s), is_answered=False)
+            self.served.ended(self._settings.is_met(math.inf, deadline_s, math.inf))
 
-    def _first_token(self, begun_s: float, trail: Trail | None) -> None:
+    def _first_token(self, pace: Pace, trail: Trail | None) -> None:
         if self.served is not None:
             trace_id, at_s = (trail.trace_id, time.time()) if trail is not None else (b"", 0.0)
-            self.served.first_token.observe(time.monotonic() - begun_s, trace_id, at_s)
+            self.served.first_token.observe(pace.first_s or 0.0, trace_id, at_s)
 
     def _ended(
         self,
@@ -189,15 +190,19 @@ class Clients:
         why: BaseException | None,
         *,
         is_answered: bool,
+        pace: Pace | None = None,
     ) -> None:
         """A request has its answer, was refused, or its client left: that counts for no objective."""
         is_missed = isinstance(why, Refusal) and why.status >= LEAST_OURS
         if self.served is not None and (is_answered or is_missed):
             now_s = time.monotonic()
+            taken_s = now_s - begun_s if is_answered else math.inf
             if is_answered:
                 trace_id, at_s = (trail.trace_id, time.time()) if trail is not None else (b"", 0.0)
-                self.served.answer.observe(now_s - begun_s, trace_id, at_s)
-            self.served.ended(now_s, self._settings.due_s(begun_s, deadline_s), is_answered=is_answered)
+                self.served.answer.observe(taken_s, trace_id, at_s)
+            first_s = (pace.first_s if pace is not None else None) if is_answered else math.inf
+            token_s = pace.token_s(now_s) if pace is not None else None
+            self.served.ended(self._settings.is_met(taken_s, deadline_s, first_s, token_s))
         if trail is not None and self.traces is not None:
             self.traces.end(trail, why)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from pathlib import Path
@@ -17,6 +18,8 @@ from keystage.router.admission import AdmissionBounds
 from keystage.router.batch_settings import BatchSettings
 
 MOST_SPUS = 1_000_000
+DEFAULT_TTFT_S = 2.0
+"""What a looping pipeline that states nothing is held to; the controller's policy has the same default."""
 
 
 class RouterConfig(BaseSettings):
@@ -40,7 +43,8 @@ class RouterConfig(BaseSettings):
             `partial-slo`.
         late: what becomes of requests that cannot meet their deadline: `demote` or `refuse`.
         spus: shares of a device of a stream program's modules, `NAME=UNITS,...`; docs/streams.md.
-        slo: the pipeline's objective as JSON; `deadline_s` of it is the deadline that batches are planned by.
+        slo: the pipeline's objective as JSON; `deadline_s` of it is the deadline that batches are planned by,
+            all of it is what answers are counted by.
         metrics: answers are counted by how long they took; off: only what the controller needs is counted.
         lifeline_fd: see `wire.endpoints`.
     """
@@ -98,6 +102,9 @@ class RouterConfig(BaseSettings):
             BundleError: they are not for such a pipeline, or name modules that it has not.
         """
         found = self.batch_settings()
+        if pipeline.execution == "looping":
+            ttft_s, tpot_s = _of_tokens(self.slo)
+            found = dataclasses.replace(found, ttft_s=ttft_s, tpot_s=tpot_s)
         if found.spus and pipeline.graph is None:
             raise BundleError(
                 f"KEYSTAGE_SPUS is for stream programs; {pipeline.name} is {pipeline.execution}"
@@ -139,8 +146,29 @@ def _spus(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found.items())
 
 
+_SILENT = msgspec.Raw(b"null")
+
+
 class _Objective(msgspec.Struct):
     deadline_s: float | None = None
+    ttft_s: msgspec.Raw = _SILENT
+    tpot_s: msgspec.Raw = _SILENT
+
+
+def _of_tokens(slo: str) -> tuple[float | None, float | None]:
+    """Bounds of TTFT and TPOT; one that cannot be believed is none here, the controller says so."""
+    stated = msgspec.json.decode(slo, type=_Objective) if slo else _Objective()
+    if stated.deadline_s is None and stated.ttft_s == stated.tpot_s == _SILENT:
+        return DEFAULT_TTFT_S, None
+    return _bound_s(stated.ttft_s), _bound_s(stated.tpot_s)
+
+
+def _bound_s(given: msgspec.Raw) -> float | None:
+    try:
+        bound_s = msgspec.json.decode(given, type=float | None)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return bound_s if bound_s is not None and 0 < bound_s < math.inf else None
 
 
 def _deadline_s(slo: str) -> float | None:

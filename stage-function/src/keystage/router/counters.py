@@ -31,6 +31,7 @@ class StageMeter:
         self._handoff_sum_s = 0.0
         self._due = self._late = self._dropped = 0
         self._batch_sizes = [0] * (len(BATCH_BOUNDS) + 1)
+        self._batch_items = 0
 
     def arrived(self, now_s: float) -> None:
         """An item joined the queue for the first time."""
@@ -67,6 +68,7 @@ class StageMeter:
     def batched(self, size: int) -> None:
         """A batch was sent."""
         self._batch_sizes[bisect_left(BATCH_BOUNDS, size)] += 1
+        self._batch_items += size
 
     def mean_service_s(self) -> float | None:
         """Mean service time so far, None before the first."""
@@ -91,5 +93,6 @@ class StageMeter:
             late=self._late,
             dropped=self._dropped,
             batch_sizes=list(self._batch_sizes),
+            batch_items=self._batch_items,
             handoff_sum_s=self._handoff_sum_s,
         )

@@ -18,7 +18,7 @@ class Refusal(Exception):
         status: HTTP status code.
         code: short machine-readable reason (`queue_full`, `too_late`, ...).
         param: request field at fault, if one is.
-        retry_after_s: seconds after which a retry makes sense (429 and 503).
+        retry_after_s: seconds after which a retry makes sense (429).
     """
 
     status = 500
@@ -44,15 +44,8 @@ class QueueFull(Refusal):
     code = "queue_full"
 
 
-class Unavailable(Refusal):
-    """No worker and none came in time; comes with `retry_after_s`."""
-
-    status = 503
-    code = "unavailable"
-
-
 class TooLate(Refusal):
-    """The request's own deadline passed."""
+    """The request's own deadline passed, also where no worker came in that time."""
 
     status = 504
     code = "deadline_exceeded"

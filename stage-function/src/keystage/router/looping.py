@@ -17,7 +17,7 @@ from keystage.router.fleet import Fleet
 from keystage.router.handings import Handings
 from keystage.router.paths import Bound, Path, PathBook, plan_moves
 from keystage.router.sessions import Deliver, Outcome, Refuse, Session, SessionState, advance
-from keystage.router.trails import Trail
+from keystage.router.trails import Trail, packed
 from keystage.wire import api
 
 WavesOf = Callable[[Iterable[str]], int]
@@ -167,6 +167,7 @@ class LoopingCore:
     def tokens(self, message: api.Tokens, now_s: float) -> None:
         """New tokens of one wave: appends those of the present epoch and next position."""
         has_ended = False
+        step = b""
         for number, epoch, position, token in zip(
             message.sessions, message.epochs, message.positions, message.tokens, strict=True
         ):
@@ -178,7 +179,8 @@ class LoopingCore:
                 continue
             session.tokens.append(token)
             if session.trail is not None:
-                session.trail.stepped(now_s, message.times)
+                step = step or packed(now_s, message.times)
+                session.trail.steps.append(step)
             done = session.is_complete
             self._outcomes.append(Deliver(number, [token], done))
             if done:
@@ -245,7 +247,7 @@ class LoopingCore:
             session.path = path.number
             session.bound_s = now_s
             if session.trail is not None:
-                session.trail.bound(now_s, addresses, [self.fleet.workers[a] for a in addresses])
+                session.trail.bound(now_s, addresses, self.fleet.workers)
             if session.epoch == 1:
                 self.gate.leave(session.request.nbytes)
                 self.meters[0].waited(now_s - session.arrived_s)

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from keystage.router.api import RouterStats, StageCounters
+from keystage.router.engine import Failure, QueueFull, TooLate
 from keystage.router.served import Histogram, Served
 from keystage.wire.metrics import Sample
+
+_NONE_REFUSED = dict.fromkeys((QueueFull.code, TooLate.code, Failure.code), 0)
+"""Refusals that people are called for are there from the start: a rate does not see a series' first value."""
 
 
 def samples(stats: RouterStats, served: Served | None = None) -> list[Sample]:
@@ -28,19 +32,22 @@ def samples(stats: RouterStats, served: Served | None = None) -> list[Sample]:
     ]
     gathered += [
         Sample("keystage_requests_refused", {**own, "reason": reason}, count)
-        for reason, count in stats.refused.items()
+        for reason, count in {**_NONE_REFUSED, **stats.refused}.items()
     ]
+    is_looping = stats.execution == "looping"
     if served is not None:
-        gathered += _of_clients(own, served, is_looping=stats.execution == "looping")
+        gathered += _of_clients(own, served, is_looping=is_looping)
     for counters in stats.stages:
         ready = sum(r.state == "ready" and counters.stage in r.stages for r in stats.replicas)
-        gathered += _of_stage({**own, "stage": str(counters.stage)}, counters, ready)
+        labels = {**own, "stage": str(counters.stage)}
+        gathered += _of_stage(labels, counters, ready)
+        if not is_looping:
+            gathered += _of_batches(labels, counters)
     for replica in stats.replicas:
         labels = {**own, "replica": replica.replica}
-        gathered += [
-            Sample("keystage_replica_served_seconds", labels, replica.served_s),
-            Sample("keystage_replica_idle_seconds", labels, replica.idle_s),
-        ]
+        gathered.append(Sample("keystage_replica_served_seconds", labels, replica.served_s))
+        if not is_looping:
+            gathered.append(Sample("keystage_replica_idle_seconds", labels, replica.idle_s))
     return gathered
 
 
@@ -65,7 +72,7 @@ def _of_stage(labels: dict[str, str], counters: StageCounters, ready: int) -> li
     return [
         Sample("keystage_stage_arrivals", labels, counters.arrivals),
         Sample("keystage_stage_arrival_gap_seconds", labels, counters.gap_sum_s),
-        Sample("keystage_stage_arrival_gap_squares", labels, counters.gap_sq_sum_s2),
+        Sample("keystage_stage_arrival_gap_seconds_squared", labels, counters.gap_sq_sum_s2),
         Sample("keystage_stage_queue_items", labels, counters.queue),
         Sample("keystage_stage_in_flight_items", labels, counters.in_flight),
         Sample("keystage_stage_waits", labels, counters.waits),
@@ -73,10 +80,15 @@ def _of_stage(labels: dict[str, str], counters: StageCounters, ready: int) -> li
         Sample("keystage_stage_services", labels, counters.services),
         Sample("keystage_stage_service_seconds", labels, counters.service_sum_s),
         Sample("keystage_stage_sojourn_seconds", labels, counters.sojourn_sum_s),
-        Sample("keystage_stage_handoff_seconds", labels, counters.handoff_sum_s),
         Sample("keystage_stage_ready_replicas", labels, ready),
         Sample("keystage_stage_due_items", labels, counters.due),
         Sample("keystage_stage_late_items", labels, counters.late),
         Sample("keystage_stage_dropped_items", labels, counters.dropped),
-        Sample("keystage_stage_batch_items", labels, counters.waits, tuple(accumulate(counters.batch_sizes))),
     ]
+
+
+def _of_batches(labels: dict[str, str], counters: StageCounters) -> Iterator[Sample]:
+    """What is counted where the router makes batches: a path's owner makes the waves of looping pipelines."""
+    sizes = tuple(accumulate(counters.batch_sizes))
+    yield Sample("keystage_stage_handoff_seconds", labels, counters.handoff_sum_s)
+    yield Sample("keystage_stage_batch_items", labels, counters.batch_items, sizes)

@@ -39,14 +39,13 @@ _WHY = {
     415: "a file of a kind that the pipeline does not read",
     429: "too many requests wait",
     500: "the pipeline failed on this request",
-    503: "no worker, and none came in time",
-    504: "the deadline passed",
+    504: "the deadline passed, also where no worker came in that time",
 }
-_GENERATION = (400, 404, 413, 429, 500, 503, 504)
-_IMAGE = (400, 413, 415, 429, 500, 503, 504)
-_SINGLE_PASS = (400, 413, 429, 500, 503, 504)
-_TRANSCRIPTION = (400, 404, 413, 415, 429, 500, 503, 504)
-_HEADERS = {429: "Retry-After", 503: "Retry-After"}
+_GENERATION = (400, 404, 413, 429, 500, 504)
+_IMAGE = (400, 413, 415, 429, 500, 504)
+_SINGLE_PASS = (400, 413, 429, 500, 504)
+_TRANSCRIPTION = (400, 404, 413, 415, 429, 500, 504)
+_HEADERS = {429: "Retry-After"}
 _DEADLINE = {
     "name": "X-Keystage-Deadline-S",
     "in": "header",

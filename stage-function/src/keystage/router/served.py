@@ -7,7 +7,6 @@ slow answer on a dashboard leads to its trace.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 
 from keystage.wire.metrics import ANSWER_BOUNDS_S, Exemplar
@@ -55,7 +54,7 @@ class Served:
         answer: seconds from admission to the end of the answer, of requests answered completely.
         first_token: seconds from admission to the first token, of looping pipelines.
         due: requests with an objective (their own deadline, or the pipeline's) that ended.
-        in_time: those of them that were answered completely within it: goodput is their rate.
+        in_time: those of them that were answered completely and met it: goodput is their rate.
     """
 
     __slots__ = ("answer", "due", "first_token", "in_time")
@@ -66,8 +65,40 @@ class Served:
         self.due = 0
         self.in_time = 0
 
-    def ended(self, now_s: float, due_s: float, *, is_answered: bool) -> None:
-        """A request ended; `due_s` is when it should have, infinite where nobody said."""
-        if due_s < math.inf:
+    def ended(self, is_met: bool | None) -> None:
+        """A request ended; whether it met its objective, None where it had none."""
+        if is_met is not None:
             self.due += 1
-            self.in_time += is_answered and now_s <= due_s
+            self.in_time += is_met
+
+
+class Pace:
+    """How fast the tokens of one answer came.
+
+    Args:
+        begun_s: when its request was admitted.
+
+    Attributes:
+        first_s: seconds to the first token, None until it came.
+    """
+
+    __slots__ = ("_begun_s", "_tokens", "first_s")
+
+    def __init__(self, begun_s: float) -> None:
+        self._begun_s = begun_s
+        self._tokens = 0
+        self.first_s: float | None = None
+
+    def came(self, tokens: int, now_s: float) -> bool:
+        """Tokens came; whether they are the first."""
+        self._tokens += tokens
+        if self.first_s is not None:
+            return False
+        self.first_s = now_s - self._begun_s
+        return True
+
+    def token_s(self, now_s: float) -> float | None:
+        """Seconds per token after the first until now, None where there was one at most."""
+        if self.first_s is None or self._tokens < 2:
+            return None
+        return (now_s - self._begun_s - self.first_s) / (self._tokens - 1)

@@ -21,13 +21,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
-from itertools import pairwise
 
 from keystage.router.engine import Refusal
 from keystage.router.face_http import ClientGone, Receive, Scope, Send, header
-from keystage.router.trails import SPREAD, Trail, Visit, spread
-from keystage.wire import spans
+from keystage.router.trace_spans import MOST_NAMED, Names, Writer
+from keystage.router.trace_tables import Call, Item, Items, Stream, Streams, calls
+from keystage.router.trails import Trail, Visit
 from keystage.wire.traceparent import HEADER
 from keystage.wire.tracing import Tracer
 
@@ -54,43 +53,15 @@ class Entry:
 
     def end(self) -> None:
         """The request has ended."""
-        parent, tracer = self.parent, self._tracer
-        if not parent.is_sampled:
-            return
-        more = _METHOD + spans.attribute("url.path", self._path)
-        more += spans.attribute("http.response.status_code", self.status)
-        error = f"status {self.status}" if self.status >= 500 else None
-        tracer.add(
-            spans.span(
-                parent.trace_id,
-                parent.span_id,
-                self._under,
-                f"POST {self._path}",
-                tracer.unix_ns(self._begun_s),
-                tracer.unix_ns(time.monotonic()),
-                more,
-                spans.SERVER,
-                error,
-            )
-        )
+        trace_id, span_id, is_sampled = self.parent
+        if is_sampled:
+            record = Call(trace_id, span_id, self._under, self._begun_s, time.monotonic())
+            self._tracer.note(calls(self._path, self.status, not self._under), record)
 
 
-_METHOD = spans.attribute("http.request.method", "POST")
-_GAPS = spans.Doubles(*(f"keystage.gap.{what}" for what in SPREAD))
-_STEPS = spans.Doubles(
-    *(f"keystage.{of}.{what}" for of in ("handoff", "compute") for what in SPREAD), "keystage.compute.first_s"
-)
-_TURNS = spans.Doubles(
-    *(f"keystage.{of}.{what}" for of in ("queue", "handoff", "compute") for what in SPREAD)
-)
-MOST_NAMED = 4096
-"""Pairs of stage and worker whose attributes are kept; workers come and go."""
+STEP_BYTES = 48
+"""What a step takes beside its numbers; those of a wave are one for all its sessions."""
 _entry: ContextVar[Entry | None] = ContextVar("keystage_entry", default=None)
-
-
-@lru_cache(maxsize=4096)
-def _steps(count: int) -> bytes:
-    return spans.attribute("keystage.steps", count)
 
 
 async def traced(
@@ -115,7 +86,7 @@ async def traced(
 
 
 class Traces:
-    """Makes spans of trails.
+    """Makes spans of trails: a record of what went as it should, spans of the rest.
 
     Args:
         tracer: sends them.
@@ -128,10 +99,10 @@ class Traces:
         self, tracer: Tracer, pipeline: str, modules: Sequence[str], replica_of: Callable[[str], str]
     ) -> None:
         self._tracer = tracer
-        self._pipeline = spans.attribute("keystage.pipeline", pipeline)
-        self._modules = modules
-        self._replica_of = replica_of
-        self._named: dict[tuple[int, str], bytes] = {}
+        self._names = Names(pipeline, modules, replica_of)
+        self._writer = Writer(tracer, self._names)
+        self._streams: dict[tuple[int, bool], Streams] = {}
+        self._items: dict[tuple[int, int, str], Items] = {}
 
     def begin(self, now_s: float) -> Trail | None:
         """A trail for a request of the present task; None where its trace is not recorded."""
@@ -143,126 +114,48 @@ class Traces:
     def end(self, trail: Trail, error: BaseException | None) -> None:
         """The request has its answer, or has none."""
         why = str(error) if isinstance(error, Refusal) else None
-        if trail.bindings:
-            self._looping(trail)
+        if trail.bindings and not self._is_noted(trail):
+            self._writer.looping(trail)
         if why or not (trail.visits or trail.bindings):
-            self._unanswered(trail, why)
+            self._writer.unanswered(trail, why)
+        if trail.visits:
+            self._visits(trail)
+
+    def _is_noted(self, trail: Trail) -> bool:
+        """Leaves a record of a looping request; not where it moved, waited for a start, or misses times."""
+        at_s, addresses, ready_s = trail.bindings[0]
+        steps = trail.steps
+        if not steps or trail.moves or len(trail.bindings) > 1 or max(ready_s) > trail.begun_s:
+            return False
+        row = 8 * (1 + 2 * len(addresses))
+        if set(map(len, steps)) != {row}:
+            return False
+        self._names.keep(addresses)
+        kind = len(addresses), len(steps) > 1
+        streams = self._streams.get(kind)
+        if streams is None:
+            streams = self._streams[kind] = Streams(self._names, kind[0], is_long=kind[1])
+        record = Stream(trail.trace_id, trail.parent_id, trail.begun_s, at_s, addresses, steps)
+        self._tracer.note(streams, record, len(steps) * (STEP_BYTES + row))
+        return True
+
+    def _visits(self, trail: Trail) -> None:
         by_stage: dict[int, list[Visit]] = {}
         for visit in trail.visits:
             by_stage.setdefault(visit.stage, []).append(visit)
         for stage, visits in by_stage.items():
-            if len(visits) == 1:
-                self._visit(trail, visits[0])
+            if len(visits) > 1:
+                self._writer.visits(trail, stage, visits)
+            elif visits[0].is_cold:
+                self._writer.visit(trail, visits[0])
             else:
-                self._visits(trail, stage, visits)
+                self._note(trail, visits[0])
 
-    # ------------------------------------------------------------ late-bound items and turns
-
-    def _visit(self, trail: Trail, visit: Visit) -> None:
-        name = self._name(visit.stage, visit.last)
-        more = self._of(visit.stage, visit.worker)
-        begun_s = visit.done_s - min(visit.compute_s, visit.done_s - visit.sent_s)
-        self._queue(trail, f"{name} queue", visit.queued_s, visit.sent_s, visit.stage, visit)
-        self._span(trail, f"{name} hand-off", visit.sent_s, begun_s, more)
-        self._span(trail, f"{name} compute", begun_s, visit.done_s, more)
-
-    def _visits(self, trail: Trail, stage: int, visits: Sequence[Visit]) -> None:
-        """Many rounds through one module make one span."""
-        more = self._of(stage, visits[-1].worker) + spans.attribute("keystage.turns", len(visits))
-        queues_s = spread([visit.sent_s - visit.queued_s for visit in visits])
-        handoffs_s = spread([visit.handoff_s for visit in visits])
-        computes_s = spread([visit.compute_s for visit in visits])
-        more += _TURNS.written((*queues_s, *handoffs_s, *computes_s))
-        last = max(visit.last for visit in visits)
-        self._span(trail, self._name(stage, last), visits[0].queued_s, visits[-1].done_s, more)
-
-    def _unanswered(self, trail: Trail, why: str | None) -> None:
-        """A request that ended without an answer, or without the rest of it, since it was heard of last."""
-        since_s, more = trail.begun_s, self._pipeline
-        if trail.visits:
-            since_s = trail.visits[-1].done_s
-        elif trail.bindings:
-            since_s = trail.steps[-1][0] if trail.steps else trail.bindings[-1].at_s
-        self._span(trail, "unanswered", since_s, time.monotonic(), more, error=why)
-
-    def _queue(
-        self, trail: Trail, name: str, since_s: float, until_s: float, stage: int, cold: Visit | None
-    ) -> None:
-        is_cold = cold is not None and cold.is_cold
-        more = self._of(stage, "") + spans.attribute("keystage.cold_start", is_cold)
-        own = self._span(trail, name, since_s, until_s, more)
-        if cold is not None and is_cold:
-            self._span(trail, "cold start", since_s, cold.ready_s, self._of(stage, cold.worker), under=own)
-
-    # ------------------------------------------------------------ looping sessions
-
-    def _looping(self, trail: Trail) -> None:
-        bindings, steps = trail.bindings, trail.steps
-        first, path = bindings[0], bindings[-1]
-        slowest = max(range(len(first.ready_s)), key=first.ready_s.__getitem__)
-        waited = Visit(
-            slowest,
-            slowest,
-            trail.begun_s,
-            first.at_s,
-            first.at_s,
-            0.0,
-            first.addresses[slowest],
-            first.ready_s[slowest],
-        )
-        self._queue(trail, "queue", trail.begun_s, first.at_s, slowest if waited.is_cold else 0, waited)
-        end_s = steps[-1][0] if steps else time.monotonic()
-        if not steps:
-            self._span(trail, "prefill", first.at_s, end_s, self._pipeline)
-            return
-        more = self._pipeline + spans.attribute("keystage.paths", len(bindings) + trail.moves)
-        self._span(trail, "prefill", first.at_s, steps[0][0], more)
-        gaps_s = [after[0] - before[0] for before, after in pairwise(steps)]
-        if gaps_s:
-            more += _steps(len(gaps_s)) + _GAPS.written(spread(gaps_s))
-            self._span(trail, "decode", steps[0][0], end_s, more)
-        width = 2 * len(path.addresses)
-        columns = list(zip(*[times for _, times in steps if len(times) == width], strict=True))
-        for stage, address in enumerate(path.addresses):
-            more = self._of(stage, address)
-            if columns:
-                handoffs_s, computes_s = columns[2 * stage], columns[2 * stage + 1]
-                more += _steps(len(computes_s)) + _STEPS.written(
-                    (*spread(handoffs_s), *spread(computes_s), computes_s[0])
-                )
-            self._span(trail, self._name(stage, stage), first.at_s, end_s, more)
-
-    # ------------------------------------------------------------ inside
-
-    def _name(self, stage: int, last: int) -> str:
-        if self._modules:
-            return f"module {self._modules[stage]}"
-        return f"stage {stage}" if stage == last else f"stage {stage}-{last}"
-
-    def _of(self, stage: int, address: str) -> bytes:
-        known = self._named.get((stage, address))
-        if known is None:
-            known = self._pipeline + spans.attribute("keystage.stage", stage)
-            if address:
-                known += spans.attribute("keystage.replica", self._replica_of(address))
-            if len(self._named) >= MOST_NAMED:
-                self._named.clear()
-            self._named[stage, address] = known
-        return known
-
-    def _span(
-        self,
-        trail: Trail,
-        name: str,
-        start_s: float,
-        end_s: float,
-        more: bytes,
-        *,
-        under: bytes = b"",
-        error: str | None = None,
-    ) -> bytes:
-        tracer, own = self._tracer, self._tracer.new_id()
-        start_ns, end_ns = tracer.unix_ns(start_s), tracer.unix_ns(end_s)
-        parent = under or trail.parent_id
-        tracer.add(spans.span(trail.trace_id, own, parent, name, start_ns, end_ns, more, error=error))
-        return own
+    def _note(self, trail: Trail, visit: Visit) -> None:
+        stage, last, queued_s, sent_s, done_s, compute_s, worker, _ = visit
+        items = self._items.get((stage, last, worker))
+        if items is None:
+            if len(self._items) >= MOST_NAMED:
+                self._items.clear()
+            items = self._items[stage, last, worker] = Items(self._names, stage, last, worker)
+        self._tracer.note(items, Item(trail.trace_id, trail.parent_id, queued_s, sent_s, done_s, compute_s))

@@ -6,14 +6,16 @@ off, and a core looks no further than whether it has any. After it: `router.trac
 What the router knows of a stage: when an item queued, was sent, and came back, and what compute the worker
 counted. *Queue* is from queued to sent; *compute* the worker's own figure; *hand-off* what is left: the
 message there, the fetch of the activation, the wait for the device, the message back. In a looping pipeline a
-wave passes the stages without the router; the workers' own times come with its tokens (`Tokens.times`).
+wave passes the stages without the router; the workers' own times come with its tokens (`Tokens.times`), and
+are packed once for all sessions of the wave.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 
 class _Worker(Protocol):
@@ -23,8 +25,7 @@ class _Worker(Protocol):
     def ready_s(self) -> float: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(NamedTuple):
     """One batch that the request was in, at one stage or several that a worker runs as one.
 
     Attributes:
@@ -58,8 +59,7 @@ class Visit:
         return self.ready_s > self.queued_s
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(NamedTuple):
     """One path that a looping session had.
 
     Attributes:
@@ -81,20 +81,18 @@ class Trail:
         trace_id: the trace it belongs to.
         parent_id: the span it is under.
         begun_s: when it was admitted.
-        number: its number at the router, 0 until it is known.
         visits: of single-pass pipelines and stream programs, in order of their ends.
         bindings: of looping ones.
-        steps: of looping ones: when a token came, and the workers' times: per stage hand-off, compute.
+        steps: of looping ones, a token each: see `packed`.
         moves: how often a looping one changed its path while it ran.
     """
 
     trace_id: bytes
     parent_id: bytes
     begun_s: float
-    number: int = 0
     visits: list[Visit] = dataclasses.field(default_factory=list)
     bindings: list[Binding] = dataclasses.field(default_factory=list)
-    steps: list[tuple[float, Sequence[float]]] = dataclasses.field(default_factory=list)
+    steps: list[bytes] = dataclasses.field(default_factory=list)
     moves: int = 0
 
     def visited(
@@ -114,13 +112,19 @@ class Trail:
         """
         self.visits.append(Visit(*stages, *times_s, address, ready_s))
 
-    def bound(self, at_s: float, addresses: tuple[str, ...], workers: Iterable[_Worker]) -> None:
-        """It has a path."""
-        self.bindings.append(Binding(at_s, addresses, tuple(worker.ready_s for worker in workers)))
+    def bound(self, at_s: float, addresses: tuple[str, ...], workers: Mapping[str, _Worker]) -> None:
+        """It has a path, of some of the workers."""
+        self.bindings.append(Binding(at_s, addresses, tuple([workers[a].ready_s for a in addresses])))
 
-    def stepped(self, at_s: float, times: Sequence[float] | None) -> None:
-        """A token came."""
-        self.steps.append((at_s, times or ()))
+
+def packed(at_s: float, times: Sequence[float] | None) -> bytes:
+    """A step of a wave: when its tokens came, and per stage seconds of hand-off and compute, where told."""
+    return array("d", (at_s, *times) if times else (at_s,)).tobytes()
+
+
+def unpacked(step: bytes) -> array[float]:
+    """What was packed, in that order."""
+    return array("d", step)
 
 
 SPREAD = ("total_s", "p50_s", "p95_s", "max_s")

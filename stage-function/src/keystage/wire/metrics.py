@@ -44,8 +44,8 @@ ANSWER_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 """From a small batch to the longest that a request may take by default."""
 
 
-START_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.9, 1.5, 3.0, 8.0, 20.0, 60.0)
-"""From a fork that shares everything to a fresh process that reads from a slow disk."""
+START_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.9, 1.5, 3.0, 8.0, 20.0, 60.0, 180.0, 600.0)
+"""From a fork that shares everything to the longest that a start may take by default."""
 
 
 BATCH_BOUNDS_ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -96,7 +96,7 @@ METRICS: dict[str, MetricSpec] = {
     "keystage_requests_due": MetricSpec(
         "counter",
         ("pipeline",),
-        "Requests with an objective (their own deadline, or the pipeline's) that ended",
+        "Requests with an objective that ended: their own deadline, `KEYSTAGE_SLO`, or looping TTFT 2 s",
     ),
     "keystage_requests_in_time": MetricSpec(
         "counter", ("pipeline",), "Those of them answered within it: their rate is the goodput"
@@ -125,10 +125,10 @@ METRICS: dict[str, MetricSpec] = {
     "keystage_stage_arrival_gap_seconds": MetricSpec(
         "counter", ("pipeline", "stage"), "Sum of the gaps between arrivals"
     ),
-    "keystage_stage_arrival_gap_squares": MetricSpec(
+    "keystage_stage_arrival_gap_seconds_squared": MetricSpec(
         "counter",
         ("pipeline", "stage"),
-        "Sum of the squared gaps, seconds squared: with gaps and arrivals the CV over any window",
+        "Sum of the squared gaps: with gaps and arrivals the CV over any window",
     ),
     "keystage_stage_queue_items": MetricSpec("gauge", ("pipeline", "stage"), "Items waiting for the stage"),
     "keystage_stage_in_flight_items": MetricSpec("gauge", ("pipeline", "stage"), "Items being served"),
@@ -159,13 +159,15 @@ METRICS: dict[str, MetricSpec] = {
         "counter", ("pipeline", "stage"), "Items refused because they could not meet the stage's deadline"
     ),
     "keystage_stage_batch_items": MetricSpec(
-        "histogram", ("pipeline", "stage"), "Items of a batch", BATCH_BOUNDS_ITEMS
+        "histogram", ("pipeline", "stage"), "Items of a batch (not in looping pipelines)", BATCH_BOUNDS_ITEMS
     ),
     "keystage_replica_served_seconds": MetricSpec(
         "counter", ("pipeline", "replica"), "Seconds since the replica became ready at this router"
     ),
     "keystage_replica_idle_seconds": MetricSpec(
-        "counter", ("pipeline", "replica"), "Seconds of these in which the router had given it nothing"
+        "counter",
+        ("pipeline", "replica"),
+        "Seconds of these in which the router had given it nothing (not in looping pipelines)",
     ),
     "keystage_start_seconds": MetricSpec(
         "histogram",
@@ -174,6 +176,11 @@ METRICS: dict[str, MetricSpec] = {
         START_BOUNDS_S,
     ),
     "keystage_starts": MetricSpec("counter", ("node", "via"), "Replicas started, by how"),
+    "keystage_parameter_gives": MetricSpec(
+        "counter",
+        ("node", "source"),
+        "Stages' parameters given to replicas, by where they were: memory and gpu are hits of the cache",
+    ),
     "keystage_start_refusals": MetricSpec("counter", ("node", "reason"), "Requests refused, by HTTP status"),
     "keystage_loads": MetricSpec("counter", ("node", "source"), "Parameters loaded, by where they came from"),
     "keystage_load_bytes": MetricSpec("counter", ("node", "source"), "Bytes of parameters loaded"),

@@ -40,7 +40,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "KeysManager",
-        "`GET /metrics` on the TCP face, for holders of the internal token ([keysmanager.md](keysmanager.md)).",
+        "`GET /metrics` on the TCP face, for holders of the internal token ([keysmanager.md](keysmanager.md)). On a cluster the controller tells of starts: `keystage_starts_total` and `keystage_start_seconds` of the parked pods that it made workers.",
         ("keystage_",),
     ),
 )  # fmt: skip
@@ -51,6 +51,9 @@ _HEAD = """# Metrics
 Made by `make metrics` from `keystage.wire.metrics`; do not edit. Counters end in `_total`, histograms in `_bucket`,
 `_sum` and `_count`. Units are in the names. Labels are bounded: stages and replicas are those that there are,
 reasons a fixed few, and the counters of functions that are gone are forgotten.
+
+A counter of what people are called for begins at zero: `increase` does not see a series' first value. Alerts on these
+metrics are in `charts/keystage/rules/keystage.yaml`, each with the section here that says what to do.
 
 What is asked of them most:
 
@@ -66,7 +69,8 @@ What is asked of them most:
 | SLO attainment | `rate(keystage_requests_in_time_total[5m]) / rate(keystage_requests_due_total[5m])` |
 | cold starts by source | `increase(keystage_starts_total[15m])` by via, `increase(keystage_loads_total[15m])` by source |
 | how long they took | `histogram_quantile(0.95, sum by (le, via) (rate(keystage_start_seconds_bucket{phase="ready"}[15m])))` |
-| cache: bytes, hits | `keystage_segment_bytes`; `increase(keystage_starts_total{via!="fork-server"}[15m])`: starts whose parameters were there |
+| cache: bytes | `keystage_segment_bytes` beside `keystage_memory_budget_bytes` |
+| cache: hits | `increase(keystage_parameter_gives_total{source=~"memory\\|gpu"}[15m])` over the same of every source |
 """
 
 

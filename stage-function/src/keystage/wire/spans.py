@@ -78,16 +78,21 @@ class Doubles:
 
     Args:
         keys: their names, in the order of the values.
+
+    Attributes:
+        offsets: bytes before each value in what is written.
     """
 
     def __init__(self, *keys: str) -> None:
         self._parts: list[bytes | float] = []
+        self.offsets: list[int] = []
         form = "<"
         for key in keys:
             whole = _key(key) + _value(0.0)
             head = (b"\x4a" + _varint(len(whole)) + whole)[:-8]
             self._parts += (head, 0.0)
             form += f"{len(head)}sd"
+            self.offsets.append(struct.calcsize(form) - 8)
         self._struct = struct.Struct(form)
 
     def written(self, values: Sequence[float]) -> bytes:
@@ -153,5 +158,12 @@ def export_request(of: bytes, scope: str, version: str, spans: Iterable[bytes]) 
         version: its version.
         spans: see `span`.
     """
+    joined = b"".join(spans)
+    return export_head(of, scope, version, len(joined)) + joined
+
+
+def export_head(of: bytes, scope: str, version: str, count: int) -> bytes:
+    """What stands before `count` bytes of spans in a body; see `export_request`."""
     maker = _field(0x0A, _field(0x0A, scope.encode()) + _field(0x12, version.encode()))
-    return _field(0x0A, of + _field(0x12, maker + b"".join(spans)))
+    inner = of + b"\x12" + _varint(len(maker) + count) + maker
+    return b"\x0a" + _varint(len(inner) + count) + inner

@@ -2,8 +2,9 @@
 
 Before it: `wire.config.TraceConfig` says whether, and where to. After it: an OpenTelemetry collector, Jaeger
 or Tempo, `POST /v1/traces`. Off by default: `open_tracer` returns None then, and whoever has None looks no
-further. A part notes times as it goes and makes its spans when a request ends; a thread sends them. It must
-not hold up a request: what the collector does not take in time is dropped and counted.
+further. A part notes times as it goes, and when a request ends makes its spans or leaves a record of it; a
+thread makes spans of the records, many at once, and sends all. It must not hold up a request: what the
+collector does not take in time is dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -25,22 +27,53 @@ from pydantic import ValidationError
 from keystage.wire import spans
 from keystage.wire.config import TraceConfig
 from keystage.wire.errors import WireError
+from keystage.wire.span_body import Body
 from keystage.wire.traceparent import TraceParent, parse
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 """Between two bodies to the collector; spans are seen so soon after their request."""
-MOST_WAITING = 65_536
-"""Spans that wait for the collector: 65,536 of about 300 bytes are 20 MB."""
-MOST_AT_ONCE = 2048
-"""Spans in one body: about half a megabyte; collectors take 4 MB and more."""
+MOST_WAITING_BYTES = 32 << 20
+"""Of records and spans that wait for the collector."""
+RECORD_BYTES = 500
+"""What a record takes, beside bytes of its own: a tuple, its numbers and ids."""
+MOST_AT_ONCE = 4096
+"""Spans in one body: about 1.5 MB; collectors take 4 MB and more."""
+HEAD_BYTES = 256
+"""Room for what stands before the spans of a body, beside the resource: scope, version, lengths."""
+LEAST_SET_NS = 1_000_000
+"""By which the wall clock must have been set for times to follow it."""
 COMPLAINT_S = 60.0
 """Between two lines of the log about a collector that takes nothing."""
 STOP_S = 2.0
 """For what is left when the process ends."""
 SCOPE = "keystage"
 _BITS = 64
+
+
+class Maker(Protocol):
+    """Makes spans of records of one kind."""
+
+    @property
+    def spans(self) -> int:
+        """How many of each record."""
+
+    def write(self, records: Sequence[Any], body: Body, tracer: Tracer) -> None:
+        """Appends the spans of some records; called by the thread that sends."""
+
+
+class _Made:
+    """Spans that are made already."""
+
+    spans = 1
+
+    def write(self, records: Sequence[bytes], body: Body, tracer: Tracer) -> None:
+        """See `Maker`."""
+        body.add(b"".join(records))
+
+
+_MADE = _Made()
 
 
 class Tracer:
@@ -57,7 +90,7 @@ class Tracer:
 
     Attributes:
         sent: spans that the collector took.
-        dropped: spans that it did not, or for which there was no room.
+        offset_ns: what a monotonic time lacks to Unix nanoseconds.
     """
 
     def __init__(
@@ -83,16 +116,24 @@ class Tracer:
         part = {"always_on": 1.0, "always_off": 0.0}.get(kind, ratio)
         self._below = round(part * (1 << _BITS))
         self._timeout_s = timeout_s
-        self._random = random.Random(os.urandom(16))
-        self._waiting: deque[bytes] = deque()
+        self._random, self._random_sent = (random.Random(os.urandom(16)) for _ in range(2))
+        self._body = Body(len(self._resource) + HEAD_BYTES)
+        self._waiting: deque[tuple[Maker, Any, int]] = deque()
+        # Each is counted by one thread only: what comes by the parts', what goes by the one that sends.
+        self._come_bytes = self._gone_bytes = 0
+        self._without_room = self._not_taken = 0
         self._connection: http.client.HTTPConnection | None = None
         self._complained_s = -COMPLAINT_S
         self._wake = threading.Event()
         self._is_ending = False
         self._thread: threading.Thread | None = None
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        self.offset_ns = time.time_ns() - time.monotonic_ns()
         self.sent = 0
-        self.dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """Spans that the collector did not take, or for which there was no room."""
+        return self._without_room + self._not_taken
 
     # ------------------------------------------------------------ who
 
@@ -106,29 +147,49 @@ class Tracer:
             The span, by which others know it, and the id of the one it is under, empty for none.
         """
         parent = parse(header)
-        trace_id = parent.trace_id if parent is not None else self._random.randbytes(16)
+        if parent is None:
+            drawn = self._random.randbytes(24)
+            trace_id, own = drawn[:16], drawn[16:]
+        else:
+            trace_id, own = parent.trace_id, self.new_id()
         if parent is not None and self._is_following:
             is_sampled = parent.is_sampled
         else:
             is_sampled = int.from_bytes(trace_id[8:], "big") < self._below
-        return TraceParent(trace_id, self.new_id(), is_sampled), parent.span_id if parent is not None else b""
+        return TraceParent(trace_id, own, is_sampled), parent.span_id if parent is not None else b""
 
     def new_id(self) -> bytes:
         """Id of one more span."""
         return self._random.randbytes(8)
 
+    def new_ids(self, count: int) -> bytes:
+        """Ids of so many more spans, joined; for `Maker`s: it draws from numbers of the thread's own."""
+        return self._random_sent.randbytes(8 * count)
+
     def unix_ns(self, at_s: float) -> int:
         """A time of this process's monotonic clock in Unix nanoseconds."""
-        return int(at_s * 1e9) + self._offset_ns
+        return int(at_s * 1e9) + self.offset_ns
 
     # ------------------------------------------------------------ what
 
     def add(self, span: bytes) -> None:
         """A finished span (`wire.spans.span`); without room it is dropped."""
-        if len(self._waiting) >= MOST_WAITING:
-            self.dropped += 1
+        self.note(_MADE, span, len(span))
+
+    def note(self, maker: Maker, record: object, own_bytes: int = 0) -> None:
+        """A record of which spans are made when they are sent; without room they are dropped.
+
+        Args:
+            maker: makes them; the same for all records of a kind.
+            record: what it knows them by.
+            own_bytes: bytes of the record beyond `RECORD_BYTES`.
+        """
+        if self._come_bytes - self._gone_bytes > MOST_WAITING_BYTES:
+            self._without_room += maker.spans
             return
-        self._waiting.append(span)
+        own_bytes += RECORD_BYTES
+        self._come_bytes += own_bytes
+        self._waiting.append((maker, record, own_bytes))
 
     # ------------------------------------------------------------ where to
 
@@ -147,29 +208,58 @@ class Tracer:
     def _run(self) -> None:
         while not self._is_ending:
             self._wake.wait(EVERY_S)
-            # The wall clock may have been set: ids and order are kept, times follow it.
-            self._offset_ns = time.time_ns() - time.monotonic_ns()
-            while self._waiting:
-                try:
-                    self._send()
-                except Exception:  # a bug: later spans are to be sent all the same
-                    log.exception("spans were not sent")
+            self._follow_wall_clock(time.time_ns() - time.monotonic_ns())
+            self._send_all()
+        self._send_all()
         if self._connection is not None:
             self._connection.close()
 
+    def _follow_wall_clock(self, offset_ns: int) -> None:
+        """The clock may have been set. A small difference is time between two readings, and no reason."""
+        if abs(offset_ns - self.offset_ns) >= LEAST_SET_NS:
+            self.offset_ns = offset_ns
+
+    def _send_all(self) -> None:
+        """Sends what waits now; what comes meanwhile waits, or bodies would be many and small."""
+        until_bytes = self._come_bytes
+        while self._gone_bytes < until_bytes:
+            try:
+                self._send()
+            except Exception:  # a bug: later spans are to be sent all the same
+                log.exception("spans were not sent")
+
+    def take(self) -> tuple[memoryview, int]:
+        """A body of what waits, to be used before the next one, and how many spans it has.
+
+        They are `MOST_AT_ONCE` at most, or just above it.
+        """
+        by_maker: dict[Maker, list[Any]] = {}
+        count = 0
+        while self._waiting and count < MOST_AT_ONCE:
+            maker, record, own_bytes = self._waiting.popleft()
+            by_maker.setdefault(maker, []).append(record)
+            count += maker.spans
+            self._gone_bytes += own_bytes
+        try:
+            self._body.clear()
+            for maker, records in by_maker.items():
+                maker.write(records, self._body, self)
+            head = spans.export_head(self._resource, SCOPE, _version(), len(self._body))
+            return self._body.whole(head), count
+        except Exception:  # a bug: the spans are lost, and counted so
+            self._not_taken += count
+            raise
+
     def _send(self) -> None:
-        taken: list[bytes] = []
-        while self._waiting and len(taken) < MOST_AT_ONCE:
-            taken.append(self._waiting.popleft())
-        body = spans.export_request(self._resource, SCOPE, _version(), taken)
+        body, count = self.take()
         why = self._post(body)
         if why:
-            self.dropped += len(taken)
-            self._complain(f"{len(taken)} spans dropped: {why}")
+            self._not_taken += count
+            self._complain(f"{count} spans dropped: {why}")
         else:
-            self.sent += len(taken)
+            self.sent += count
 
-    def _post(self, body: bytes) -> str:
+    def _post(self, body: memoryview) -> str:
         """Why the collector did not take it, empty where it did; a kept connection may have ended by then."""
         where = self._url.path or "/"
         if self._url.query:
@@ -249,6 +339,7 @@ def _words(fault: Any) -> str:
     return f"{where}: {said}" if where else said
 
 
+@cache
 def _version() -> str:
     try:
         return version("keystage")

@@ -31,6 +31,8 @@ BEAT_LIMIT_S = 30.0
 MAX_BODY_BYTES = 256 * 1024 * 1024
 CALL_TIMEOUT_S = 120.0
 MAX_THREADS_BODY_BYTES = 1024
+TEXT, JSON, TENSORS = b"text/plain; charset=utf-8", b"application/json", b"application/octet-stream"
+METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 Application = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
@@ -55,7 +57,7 @@ class WorkerHttp:
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
-        status, body = 404, f"no such path: {path}\n".encode()
+        status, body, kind = 404, f"no such path: {path}\n".encode(), TEXT
         if path == "/_/health":
             status, body = self._health()
         elif path == "/_/ready":
@@ -63,16 +65,18 @@ class WorkerHttp:
             status, body = (200 if is_ready(state) else 503), state.value.encode()
         elif path == THREADS_PATH:
             status, body = await self._threads(method, receive)
+            kind = JSON if status == 200 else TEXT
         elif path == START_PATH:
-            status, body = 200, msgspec.json.encode(self._start())
+            status, body, kind = 200, msgspec.json.encode(self._start()), JSON
         elif path == "/metrics":
-            status, body = 200, expose(self._samples())
+            status, body, kind = 200, expose(self._samples()), METRICS
         elif path == "/":
             if method == "POST":
                 status, body = await self._single(receive)
+                kind = TENSORS if status == 200 else TEXT
             else:
                 status, body = 405, b"POST a safetensors body\n"
-        await answer(send, status, body)
+        await answer(send, status, body, kind)
 
     def _health(self) -> tuple[int, bytes]:
         status = self._status
@@ -130,7 +134,7 @@ class WorkerHttp:
             Sample("keystage_worker_kv_tokens", labels, status.reserved),
             Sample("keystage_preemptions", labels, status.preemptions),
         ]
-        for stage, use in status.use.items():
+        for stage, use in list(status.use.items()):  # the engine's thread adds to it
             by_stage = {**labels, "stage": str(stage)}
             samples += [
                 Sample("keystage_stage_busy_seconds", by_stage, use.busy_s),
@@ -143,10 +147,10 @@ class WorkerHttp:
         return samples
 
 
-async def answer(send: Any, status: int, body: bytes) -> None:
-    """Sends a whole answer."""
-    length = str(len(body)).encode()
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", length)]})
+async def answer(send: Any, status: int, body: bytes, kind: bytes = TEXT) -> None:
+    """Sends a whole answer; Prometheus takes none whose content type is not told."""
+    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", kind)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

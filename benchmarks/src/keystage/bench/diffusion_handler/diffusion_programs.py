@@ -1,9 +1,9 @@
 """The two programs of `keystage bench diffusion`, as a user's handler folder has them.
 
 `stepwise` is a diffusion program of modules that sleep: a label, a denoiser that a request passes once a
-step, a decoder. `whole` serves the requests of any such program request by request, as Clockwork does: a
-batch is of requests with equal numbers of steps, and runs from its first step to its image. Both do the
-same work, on emulated devices or (`inner`) with the real nets of a ready program.
+step, a decoder. `whole` runs batches of requests of any such program from their first step to their images,
+as Clockwork does; which requests a batch has is said by whoever sends it (`bench.diffusion_whole`). Both do
+the same work, on emulated devices or (`inner`) with the real nets of a ready program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 LABEL, LATENT, DENOISED, IMAGE = Stream("label"), Stream("latent"), Stream("denoised"), Stream("image")
-PICKED = "steps-{}"
+BATCH, WHOLE = Stream("batch", "batch"), Stream("whole", "batch")
 
 
 class Sleeping(StreamModule):
@@ -110,78 +110,82 @@ def stepwise(step_s: Sequence[float], decoder_s: Sequence[float], name: str = "s
     return Program(name, modules, LABEL, IMAGE, parse, render)
 
 
-class Pick(StreamModule):
-    """Sends a request to the module of its number of steps; holds the parameters of the inner program."""
-
-    def __init__(self, outputs: Sequence[Stream]) -> None:
-        super().__init__([LABEL], outputs)
+class Passing(StreamModule):
+    """Hands batches on; it stands where the program in modules has its first one."""
 
     def compute(self, messages: list[Message]) -> list[Message]:
         """See `StreamModule.compute`."""
         return messages
 
-    def scatter(self, message: Message) -> str:
-        """See `StreamModule.scatter`."""
-        return PICKED.format(message.header["steps"])
-
 
 class Whole(StreamModule):
-    """Runs requests of one number of steps through all modules of the inner program.
+    """Runs batches of whole requests through all modules of the inner program, one batch after another.
+
+    Who has done its steps computes no more; all answers leave when the last one's image is made.
 
     Args:
-        steps: of its requests.
-        inner: whose modules it runs; loaded once for all that share it.
-        profile: of a whole batch, None: measured while it runs.
+        inner: a program of three modules, the second of which is passed once a step.
     """
 
-    def __init__(self, steps: int, inner: Inner, profile: LatencyProfile | None) -> None:
-        super().__init__([Stream(PICKED.format(steps))], [IMAGE], profile=profile)
-        self.steps = steps
+    def __init__(self, inner: Program) -> None:
+        super().__init__([WHOLE], [IMAGE])
         self.inner = inner
 
     def load(self, parameters: Mapping[str, torch.Tensor], device: torch.device | str = "cpu") -> None:
-        """See `StreamModule.load`."""
+        """See `StreamModule.load`; the inner modules have parameters of their own."""
         super().load(parameters, device)
-        self.inner.load(device)
+        for module in self.inner.modules.values():
+            module.load(module.parameters(), device)
 
     def compute(self, messages: list[Message]) -> list[Message]:
         """See `StreamModule.compute`."""
-        first, denoiser, decoder = self.inner.program.modules.values()
-        messages = first.compute(messages)
-        for _ in range(self.steps):
-            messages = denoiser.compute(messages)
-        for message in messages:
-            denoiser.state.evict(message.request)
-        return decoder.compute(messages)
+        return [self._served(message) for message in messages]
+
+    def _served(self, batch: Message) -> Message:
+        import torch
+
+        first, denoiser, decoder = self.inner.modules.values()
+        parsed = [self.inner.parse(body.encode(), "application/json") for body in batch.header["requests"]]
+        going = first.compute([one.next(one.data, request=place) for place, one in enumerate(parsed)])
+        done: dict[int, Message] = {}
+        while going:
+            going = denoiser.compute(going)
+            done |= {one.request: one for one in going if denoiser.scatter(one) == DENOISED.name}
+            going = [one for one in going if one.request not in done]
+        for place in done:
+            denoiser.state.evict(place)
+        images = decoder.compute([done[place] for place in sorted(done)])
+        answers = b"".join(self.inner.render(image)[0] for image in images)
+        return batch.next({"answers": torch.frombuffer(bytearray(answers), dtype=torch.uint8)}, requests=[])
 
 
-class Inner:
-    """A diffusion program of three modules that `Whole`s run; loaded with its own parameters."""
+def parse_batch(body: bytes, content_type: str) -> Message:
+    """A batch is the bodies of its requests."""
+    del content_type
+    try:
+        bodies = msgspec.json.decode(body, type=dict[str, list[msgspec.Raw]])["requests"]
+    except (msgspec.DecodeError, KeyError) as error:
+        raise ProgramError(f'a body such as {{"requests": [..]}} is expected: {error!r}') from error
+    if not bodies:
+        raise ProgramError("a batch has at least one request, this has none")
+    return Message({"requests": [bytes(one).decode() for one in bodies]})
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self._is_loaded = False
 
-    def load(self, device: torch.device | str) -> None:
-        """Loads its modules, the first time."""
-        if not self._is_loaded:
-            for module in self.program.modules.values():
-                module.load(module.parameters(), device)
-            self._is_loaded = True
+def render_batch(message: Message) -> tuple[bytes, str]:
+    """The answers, one after another."""
+    return message.data["answers"].numpy().tobytes(), "application/octet-stream"
 
 
 def whole(
-    steps: Sequence[int],
     step_s: Sequence[float] = (),
     decoder_s: Sequence[float] = (),
     inner: str = "",
     inner_options: Mapping[str, object] | None = None,
     name: str = "whole",
 ) -> Program:
-    """Request-level batching: a module for each number of steps.
+    """Request-level batching: batches of whole requests, as they are sent.
 
     Args:
-        steps: numbers of steps that requests ask for.
         step_s: see `stepwise`; with `decoder_s` for emulated devices.
         decoder_s: see `stepwise`.
         inner: import path of a ready program of three modules, instead of emulated devices.
@@ -189,15 +193,5 @@ def whole(
         name: of the pipeline.
     """
     made = open_program(inner, inner_options) if inner else stepwise(step_s, decoder_s)
-    shared = Inner(made)
-    picked = [Stream(PICKED.format(count)) for count in steps]
-    modules: dict[str, StreamModule] = {"pick": Pick(picked)}
-    for count in steps:
-        profile = None
-        if not inner:
-            one, last = line(step_s), line(decoder_s)
-            profile = LatencyProfile(
-                count * one.alpha_s + last.alpha_s, count * one.beta_s + last.beta_s, min(one.most, last.most)
-            )
-        modules[f"steps-{count}"] = Whole(count, shared, profile)
-    return Program(name, modules, LABEL, IMAGE, made.parse, made.render)
+    modules: dict[str, StreamModule] = {"batch": Passing([BATCH], [WHOLE]), "whole": Whole(made)}
+    return Program(name, modules, BATCH, IMAGE, parse_batch, render_batch)

@@ -152,7 +152,7 @@ def _gap(known: Estimates, execution: str, stage: int) -> str:
     if known.invalid:
         return known.invalid
     if execution == "looping" and known.slots is None:
-        return "no ready worker tells its slots"
+        return f"stage {stage} has no ready worker that tells its slots"
     if execution == "looping" and stage != 0:
         return ""  # sessions are counted at entry only
     if known.service_s is None or not known.capacity_rps:

@@ -1,5 +1,5 @@
 // A time line of five minutes as SVG, with a table of the same numbers beside it.
-import { make, makeSvg, reconcile, setAttribute, setText } from "./dom.js";
+import { make, makeSvg, reconcile, setAttribute, setHidden, setText } from "./dom.js";
 import { WINDOW_S } from "./history.js";
 
 const HEIGHT = 132;
@@ -11,11 +11,13 @@ const SPOKEN_EVERY_MS = 15_000; // a label that changes every second could not b
 const ROW_S = 15;
 let made = 0;
 
-/** Least round number that is no less. */
-function ceiling(value) {
+/** Least round number that is no less; half of it is whole too where things are counted. */
+function ceiling(value, isWhole) {
+  if (isWhole && value <= 10) return Math.max(4, 2 * Math.ceil(value / 2));
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].find((step) => step * power >= value) * power;
+  const steps = isWhole ? [1, 2, 4, 6, 8, 10] : [1, 2, 2.5, 5, 10];
+  return (steps.find((step) => step * power >= value) ?? 10) * power;
 }
 
 export class Chart {
@@ -46,14 +48,18 @@ export class Chart {
     this.#svg.append(this.grid, this.marks, ...this.paths, this.cursor);
     this.values = make("p", { class: "readout" });
     const keys = make("ul", { class: "keys", "aria-hidden": "true" });
-    for (const line of lines) keys.append(make("li", {}, make("span", { class: `swatch ${line.look}` }), line.label));
+    const key = (look, label) => make("li", {}, make("span", { class: `swatch ${look}` }), label);
+    if (lines.length > 1) keys.append(...lines.map(({ look, label }) => key(look, label)));
+    this.objectiveKey = key("objective", "objective");
+    this.objectiveKey.hidden = true;
+    keys.append(this.objectiveKey);
     this.body = make("tbody");
     const head = make("tr", {}, make("th", { scope: "col" }, "ago"));
     for (const line of lines) head.append(make("th", { scope: "col" }, line.label));
     this.details = make("details", { class: "numbers" }, make("summary", {}, `${title} as a table`));
     this.details.append(make("table", {}, make("thead", {}, head), this.body));
     this.details.addEventListener("toggle", () => this.#draw());
-    const caption = make("figcaption", {}, make("strong", {}, title), lines.length > 1 ? keys : "");
+    const caption = make("figcaption", {}, make("strong", {}, title), keys);
     parent.append(make("figure", { class: "chart" }, caption, this.#svg, this.values, this.details));
     this.#svg.addEventListener("pointermove", (event) => this.#point(event));
     this.#svg.addEventListener("pointerleave", () => this.#unpoint());
@@ -84,10 +90,11 @@ export class Chart {
     setAttribute(this.#svg, "viewBox", `0 0 ${this.#width} ${HEIGHT}`);
     let top = objective ?? 0;
     for (const line of this.#lines) for (const [, value] of points[line.name] ?? []) if (value > top) top = value;
-    top = ceiling(this.whole ? Math.max(4, top) : top);
+    top = ceiling(top, this.whole);
     const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
     this.#drawGrid(top, y);
     setAttribute(this.marks, "visibility", objective === null ? "hidden" : "visible");
+    setHidden(this.objectiveKey, objective === null);
     if (objective !== null) {
       for (const end of ["y1", "y2"]) setAttribute(this.marks, end, y(objective).toFixed(1));
       setAttribute(this.marks, "x1", LEFT);
@@ -96,7 +103,7 @@ export class Chart {
     this.#lines.forEach((line, i) => {
       setAttribute(this.paths[i], "d", this.#path(points[line.name] ?? [], y, line.isStep));
     });
-    if (this.pointed === undefined) setText(this.values, this.#said(-1));
+    if (this.pointed === undefined) setText(this.values, `Now: ${this.#said(-1)}`);
     const nowMs = performance.now();
     if (nowMs - this.#spokenAtMs > SPOKEN_EVERY_MS) {
       this.#spokenAtMs = nowMs;

@@ -1,6 +1,6 @@
 // The decision log in words, the newest first, with a filter.
 import { make, reconcile, setHidden, setText } from "./dom.js";
-import { clock, plural } from "./format.js";
+import { clock, NONE, plural } from "./format.js";
 
 const PAGE = 100;
 
@@ -76,6 +76,9 @@ export class Decisions {
   }
 }
 
+/** Five digits; what is no number comes as null. */
+const precise = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(5))) : NONE);
+
 function build(decision) {
   const at = new Date(decision.at_s * 1000);
   const item = make("li", { class: `decision ${decision.kind}` });
@@ -89,7 +92,7 @@ function build(decision) {
   if (inputs.length) {
     const list = make("dl", { class: "facts" });
     for (const [name, value] of inputs) {
-      list.append(make("div", {}, make("dt", {}, name), make("dd", {}, String(Number(value.toPrecision(5))))));
+      list.append(make("div", {}, make("dt", {}, name), make("dd", {}, precise(value))));
     }
     item.append(make("details", {}, make("summary", {}, "its inputs"), list));
   }

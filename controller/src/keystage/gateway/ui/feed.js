@@ -39,7 +39,9 @@ export class Feed {
       const { kind, text, reports } = await this.#once();
       failures = reports ? 1 : failures + 1;
       const most = kind === "none" ? LONGEST_PAUSE_WITHOUT_REPORT_MS : LONGEST_PAUSE_MS;
-      const pauseMs = Math.min(most, FIRST_PAUSE_MS * 2 ** (failures - 1)) * (0.8 + 0.4 * Math.random());
+      let pauseMs = Math.min(most, FIRST_PAUSE_MS * 2 ** (failures - 1)) * (0.8 + 0.4 * Math.random());
+      // Asking again would open the browser's question for credentials again and again: a person asks.
+      if (kind === "denied") pauseMs = Infinity;
       this.#tell(kind, text, performance.now() + pauseMs);
       if (await this.#pause(pauseMs)) failures = 0;
     }
@@ -56,7 +58,7 @@ export class Feed {
 
   #pause(ms) {
     return new Promise((resolve) => {
-      const timer = setTimeout(resolve, ms, false);
+      const timer = Number.isFinite(ms) ? setTimeout(resolve, ms, false) : 0;
       this.#wake = (asked) => {
         clearTimeout(timer);
         resolve(asked);
@@ -89,13 +91,17 @@ export class Feed {
           const report = JSON.parse(data);
           if (!reports) this.#tell("live", "");
           reports += 1;
-          this.#onReport(report);
+          try {
+            this.#onReport(report);
+          } catch (error) {
+            console.error(error); // a fault of this page, no fault of the connection
+          }
         }
       }
       return { kind: "away", text: "The gateway ended the connection.", reports };
     } catch (error) {
-      const silence = error.name === "AbortError" ? "It said nothing for 40 s." : "It does not answer.";
-      return { kind: "away", text: silence, reports };
+      const broken = reports ? "The connection broke off." : "It does not answer.";
+      return { kind: "away", text: error.name === "AbortError" ? "It said nothing for 40 s." : broken, reports };
     } finally {
       clearTimeout(silent);
     }

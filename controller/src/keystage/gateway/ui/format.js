@@ -48,6 +48,12 @@ export function clock(atS) {
   return [at.getHours(), at.getMinutes(), at.getSeconds()].map((part) => String(part).padStart(2, "0")).join(":");
 }
 
+/** `1st`, `2nd`, `11th`, `23rd`. */
+export function ordinal(value) {
+  const last = value % 100 >= 11 && value % 100 <= 13 ? 0 : value % 10;
+  return `${value}${{ 1: "st", 2: "nd", 3: "rd" }[last] ?? "th"}`;
+}
+
 /** `1 replica`, `2 replicas`. */
 export const plural = (value, one, many = `${one}s`) => `${value} ${value === 1 ? one : many}`;
 

@@ -13,6 +13,7 @@ export class Track {
   #times = new Float64Array(POINTS);
   #own = columns(OWN);
   #stages = new Map();
+  #newest = new Map(); // by stage: when it was last in a report
   #next = 0;
   #length = 0;
 
@@ -36,7 +37,9 @@ export class Track {
         this.#stages.set(stage.function, kept);
       }
       for (const name of STAGE) kept[name][index] = stage[name] ?? (COUNTS.has(name) ? 0 : NaN);
+      this.#newest.set(stage.function, atS);
     }
+    this.#forget(atS);
   }
 
   /** Points of one column within a window, oldest first: [[atS, value], ...]. */
@@ -52,9 +55,30 @@ export class Track {
     return found;
   }
 
+  /** Since when a stage has had no ready replica (Unix seconds), as far as is known; null: it has one. */
+  outSince(stage) {
+    const ready = this.#stages.get(stage)?.ready;
+    let sinceS = null;
+    for (let i = this.#length - 1; ready !== undefined && i >= 0; i -= 1) {
+      const at = this.#at(i);
+      if (ready[at] !== 0) break;
+      sinceS = this.#times[at];
+    }
+    return sinceS;
+  }
+
   /** Names of the stages' functions that it knows. */
   get functions() {
     return [...this.#stages.keys()];
+  }
+
+  /** Drops stages that are gone for longer than is shown. */
+  #forget(atS) {
+    for (const [name, lastS] of this.#newest) {
+      if (Math.abs(atS - lastS) <= WINDOW_S) continue;
+      this.#newest.delete(name);
+      this.#stages.delete(name);
+    }
   }
 
   #at(i) {

@@ -1,5 +1,5 @@
 // The request inspector: a request by its id, or by when it was, and what each stage did then.
-import { likelyCauses } from "./causes.js";
+import { isFirstReplica, likelyCauses } from "./causes.js";
 import { make, reconcile, setHidden, setText } from "./dom.js";
 import { clock, count, plural, seconds } from "./format.js";
 import { WINDOW_S } from "./history.js";
@@ -75,7 +75,9 @@ export class Inspector {
   show(request) {
     const { id, pipeline, beganS, toS, firstS = null, timing = "", trace = "" } = request;
     const known = this.known(pipeline);
-    const causes = known ? likelyCauses(known.track, known.stages, beganS, toS) : [];
+    const names = new Set((known?.stages ?? []).map((stage) => stage.function).concat(pipeline));
+    const decided = this.decisions(-Infinity, toS).filter((decision) => names.has(decision.function));
+    const causes = known ? likelyCauses(known.track, known.stages, beganS, toS, decided) : [];
     if (!causes.length) {
       this.#say(
         `Nothing is kept of ${pipeline} at ${clock(beganS)}: this page remembers the ${WINDOW_S / 60} minutes since it ` +
@@ -107,11 +109,20 @@ export class Inspector {
         cells.forEach((cell, i) => setText(row.children[i], cell));
       },
     );
-    const names = new Set(known.stages.map((stage) => stage.function).concat(pipeline));
-    const meanwhile = this.decisions(beganS, toS).filter((decision) => names.has(decision.function));
+    // How the likeliest stage came to the number it had: its last change before, and if that ended zero the one to zero.
+    const isBefore = ({ at_s: atS }) => atS < beganS;
+    const changes = decided.filter(
+      (one) => isBefore(one) && one.after !== undefined && one.function === likeliest.function && likeliest.score > 0,
+    );
+    const meanwhile = decided.filter((decision) => !isBefore(decision));
+    const before = changes.slice(changes.length && isFirstReplica(changes.at(-1)) ? -2 : -1);
     const list = this.out.querySelector(".meanwhile");
-    reconcile(list, meanwhile, ({ key }) => key, (decision) => make("li", {}, `${clock(decision.at_s)} ${decision.text}`));
-    setText(this.out.querySelector(".meanwhile-title"), `${plural(meanwhile.length, "decision")} meanwhile`);
+    reconcile(list, [...before, ...meanwhile], ({ key }) => key, (decision) =>
+      make("li", {}, `${clock(decision.at_s)} ${decision.text}`),
+    );
+    const lastOnes = before.length > 1 ? plural(before.length, "decision") : "decision";
+    const last = before.length ? `The last ${lastOnes} on stage ${likeliest.stage} before it, and ` : "";
+    setText(this.out.querySelector(".meanwhile-title"), `${last}${plural(meanwhile.length, "decision")} meanwhile`);
   }
 
   #say(text) {

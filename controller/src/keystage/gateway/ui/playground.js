@@ -1,6 +1,6 @@
 // The playground: sends one request to a function through the gateway, and shows tokens as they come.
 import { setHidden, setText } from "./dom.js";
-import { count, seconds } from "./format.js";
+import { bytes, count, seconds } from "./format.js";
 import { eventsOf } from "./sse.js";
 
 const MOST_CHARACTERS = 200_000; // of an answer that are shown
@@ -95,7 +95,10 @@ export class Playground {
       } else if ((answer.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
         await this.#stream(answer.body, run, sinceS);
       } else {
-        this.#show((await answer.text()).slice(0, MOST_CHARACTERS));
+        const kind = (answer.headers.get("content-type") ?? "").split(";")[0];
+        const body = await answer.blob();
+        const isText = kind === "" || /^text\/|json|xml|x-www-form-urlencoded/.test(kind);
+        this.#show(isText ? (await body.text()).slice(0, MOST_CHARACTERS) : `(${kind}, ${bytes(body.size)})`);
         run.ended = "answered whole";
       }
     } catch (error) {

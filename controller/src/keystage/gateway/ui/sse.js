@@ -7,7 +7,7 @@
  */
 export async function* eventsOf(body, heard = () => {}) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = []; // pieces of a line whose end is not there yet: one may be megabytes
   let event = "";
   let data = [];
   try {
@@ -15,8 +15,12 @@ export async function* eventsOf(body, heard = () => {}) {
       const { value, done } = await reader.read();
       if (done) return; // an event that is not ended by a blank line is none
       heard();
-      const lines = (rest + value).split("\n");
-      rest = lines.pop();
+      const lines = value.split("\n");
+      if (lines.length > 1) {
+        lines[0] = rest.join("") + lines[0];
+        rest = [];
+      }
+      rest.push(lines.pop());
       for (const raw of lines) {
         const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
         if (line === "") {

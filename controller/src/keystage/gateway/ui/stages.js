@@ -1,6 +1,6 @@
 // The pipeline as a row of stages. Only cards that can be seen exist, so that a thousand stages cost what ten do.
 import { make, reconcile, setAttribute, setClass, setFill, setHidden, setText } from "./dom.js";
-import { count, percent, plural, rate, seconds } from "./format.js";
+import { count, ordinal, percent, plural, rate, seconds } from "./format.js";
 
 const CARD = 176; // width of a card and the gap after it, as in the style sheet
 const BEYOND = 3; // cards on either side that are there already
@@ -8,17 +8,38 @@ const DOTS = 14;
 const STATES = ["ready", "starting", "draining"];
 const CALM = matchMedia("(prefers-reduced-motion: reduce)");
 
+/** `1st key stage`: its place among them. */
+const keyWords = ({ rank }) => (Number.isFinite(rank) ? `${ordinal(rank + 1)} key stage` : "key stage");
+
 /** What a card says, as a sentence. */
 export function inWords(stage) {
   const parts = [`stage ${stage.stage}, ${stage.function}`];
-  if (stage.is_key) parts.push("key stage");
+  if (stage.is_key) parts.push(keyWords(stage));
   parts.push(`${count(stage.queue ?? 0)} waiting`);
   parts.push(`${stage.ready ?? 0} of ${plural(stage.desired ?? 0, "replica")} ready`);
+  if (isDown(stage)) parts.push("requests wait");
   if (stage.starting) parts.push(`${stage.starting} starting`);
   if (stage.draining) parts.push(`${stage.draining} draining`);
   if (stage.utilisation_ratio !== undefined) parts.push(`utilisation ${percent(stage.utilisation_ratio)}`);
   if (stage.arrival_cv !== undefined) parts.push(`CV ${count(stage.arrival_cv)}`);
   return parts.join(", ");
+}
+
+/** Whether it shall serve and has nothing that does. */
+export const isDown = (stage) => !stage.ready && (stage.desired ?? 0) > 0;
+
+/** What is worth a look first: a stage that is down, else the most critical key stage, else the first. */
+export function foremost(stages) {
+  const down = stages.findIndex((stage) => isDown(stage) && !stage.starting);
+  if (down >= 0) return down;
+  return Math.max(0, firstKey(stages));
+}
+
+/** Index of the most critical key stage, -1 without one. */
+export function firstKey(stages) {
+  const ranks = stages.map((stage) => (stage.is_key ? (stage.rank ?? 0) : Infinity));
+  const least = ranks.reduce((best, rank) => Math.min(best, rank), Infinity);
+  return Number.isFinite(least) ? ranks.indexOf(least) : -1;
 }
 
 /** Longest queue of a pipeline, that of a full bar; no less than 4, so that one item is no alarm. */
@@ -31,6 +52,7 @@ export class StageRow {
   #overview;
   #onSelect;
   #drawn = false;
+  #inSessions = false;
 
   /**
    * @param {{box: Element, overview: HTMLCanvasElement, onSelect: (index: number) => void}} parts
@@ -55,10 +77,26 @@ export class StageRow {
     new ResizeObserver(() => this.#later()).observe(box);
   }
 
-  /** Shows these. */
-  update(stages) {
+  /**
+   * Shows these.
+   *
+   * @param {object[]} stages
+   * @param {boolean} inSessions whether times of service are those of whole sessions: looping pipelines
+   */
+  update(stages, inSessions = false) {
     this.#stages = stages;
+    this.#inSessions = inSessions;
     this.selected = Math.max(0, Math.min(this.selected, stages.length - 1));
+    this.#draw();
+  }
+
+  /** Shows those of another pipeline, one of them chosen. */
+  change(stages, selected, inSessions) {
+    this.#cards.replaceChildren();
+    this.#cards.keyed?.clear();
+    this.selected = selected;
+    this.update(stages, inSessions);
+    this.#reveal();
     this.#draw();
   }
 
@@ -66,12 +104,16 @@ export class StageRow {
   select(index) {
     if (!this.#stages.length) return;
     this.selected = Math.max(0, Math.min(index, this.#stages.length - 1));
+    this.#reveal();
+    this.#draw();
+    this.#onSelect(this.selected);
+  }
+
+  #reveal() {
     const left = this.selected * CARD;
     const box = this.#box;
     if (left < box.scrollLeft) box.scrollLeft = left;
     else if (left + CARD > box.scrollLeft + box.clientWidth) box.scrollLeft = left + CARD - box.clientWidth;
-    this.#draw();
-    this.#onSelect(this.selected);
   }
 
   #later() {
@@ -84,6 +126,7 @@ export class StageRow {
   }
 
   #key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own: back, forward
     const page = Math.max(1, Math.floor(this.#box.clientWidth / CARD));
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page };
     let to = this.selected + (steps[event.key] ?? 0);
@@ -112,7 +155,10 @@ export class StageRow {
       shown,
       (i) => String(i),
       (i) => buildCard(i),
-      (card, i) => updateCard(card, stages[i], i, stages.length, i === this.selected, full),
+      (card, i) => {
+        updateCard(card, stages[i], i, stages.length, i === this.selected, full);
+        setText(card.cells["service-label"], this.#inSessions ? "session" : "service");
+      },
     );
     setAttribute(box, "aria-activedescendant", stages.length ? `stage-${this.selected}` : null);
     this.#drawOverview(full);
@@ -142,7 +188,9 @@ export class StageRow {
     pen.fillStyle = style.borderTopColor;
     stages.forEach((stage, i) => {
       if (!stage.is_key) return;
-      const tall = Math.max(height * 0.25, ((stage.queue ?? 0) / full) * height);
+      // The most critical one stands out among hundreds.
+      const least = stage.rank === 0 ? height : height * 0.25;
+      const tall = Math.max(least, ((stage.queue ?? 0) / full) * height);
       pen.fillRect(i * step, height - tall, Math.max(bar, 2 * scale), tall);
     });
     pen.strokeStyle = style.outlineColor;
@@ -158,12 +206,13 @@ function buildCard(index) {
   const bar = (name) => make("div", { class: `bar ${name}` }, make("div", { class: "fill" }));
   const line = (label, value) => make("div", { class: "line" }, make("span", {}, label), make("b", { class: value }));
   card.append(
-    make("div", { class: "head" }, make("span", { class: "no" }), make("span", { class: "key" }, "key stage")),
-    make("div", { class: "name" }),
+    make("div", { class: "head" }, make("span", { class: "no" }), make("span", { class: "key" })),
+    make("div", { class: "name" }, make("bdi")),
     line("queue", "queue-text"),
     bar("queue-bar"),
     make("div", { class: "dots", "aria-hidden": "true" }),
     line("replicas", "replica-text"),
+    make("div", { class: "line moving" }, make("span", { class: "starting-text" }), make("span", { class: "draining-text" })),
     line("utilisation", "use-text"),
     bar("use-bar"),
     line("CV", "cv-text"),
@@ -171,16 +220,17 @@ function buildCard(index) {
   );
   card.cells = Object.fromEntries(
     ["no", "key", "name", "queue-text", "queue-bar", "dots", "replica-text", "use-text", "use-bar", "cv-text"]
-      .concat("service-text")
+      .concat("service-text", "starting-text", "draining-text")
       .map((name) => [name, card.querySelector(`.${name}`)]),
   );
+  card.cells["service-label"] = card.cells["service-text"].previousElementSibling;
   return card;
 }
 
 function updateCard(card, stage, index, all, isSelected, full) {
   const part = card.cells;
-  const changed = card.shown !== undefined && card.shown !== stage.desired + stage.function;
-  card.shown = stage.desired + stage.function;
+  const changed = card.shown !== undefined && card.shown !== stage.desired;
+  card.shown = stage.desired;
   if (changed && !CALM.matches) card.animate([{ outlineColor: "currentColor" }, { outlineColor: "transparent" }], 900);
   setAttribute(card, "aria-selected", isSelected);
   setAttribute(card, "aria-setsize", all);
@@ -188,14 +238,16 @@ function updateCard(card, stage, index, all, isSelected, full) {
   setAttribute(card, "aria-label", inWords(stage));
   setClass(card, "is-key", Boolean(stage.is_key));
   setClass(card, "is-out", !stage.ready);
+  setClass(card, "is-down", isDown(stage));
   setText(part.no, stage.stage);
   setHidden(part.key, !stage.is_key);
-  setText(part.name, stage.function);
+  setText(part.key, keyWords(stage));
+  setText(part.name.firstElementChild, stage.function);
   setAttribute(part.name, "title", stage.function);
   setText(part["queue-text"], count(stage.queue));
   setFill(part["queue-bar"].firstElementChild, (stage.queue ?? 0) / full);
-  const rest = STATES.slice(1).filter((state) => stage[state]).map((state) => `${stage[state]} ${state}`);
-  setText(part["replica-text"], [`${stage.ready ?? 0}/${stage.desired ?? 0}`, ...rest].join(" "));
+  setText(part["replica-text"], `${stage.ready ?? 0}/${stage.desired ?? 0}`);
+  for (const state of STATES.slice(1)) setText(part[`${state}-text`], stage[state] ? `${count(stage[state])} ${state}` : "");
   const ratio = stage.utilisation_ratio;
   setText(part["use-text"], percent(ratio));
   setFill(part["use-bar"].firstElementChild, ratio ?? 0);
@@ -208,12 +260,14 @@ function updateCard(card, stage, index, all, isSelected, full) {
 function updateDots(parent, stage) {
   const dots = [];
   for (const state of STATES) for (let i = 0; i < (stage[state] ?? 0); i += 1) dots.push(state);
-  const hidden = dots.length - DOTS;
-  const shown = hidden > 0 ? dots.slice(0, DOTS - 1) : dots;
-  const text = shown.join(" ") + (hidden > 0 ? hidden : "");
+  const most = isDown(stage) ? DOTS / 2 : DOTS; // a row is of words then
+  const hidden = dots.length - most;
+  const shown = hidden > 0 ? dots.slice(0, most - 1) : dots;
+  const text = shown.join(" ") + (hidden > 0 ? hidden : "") + isDown(stage);
   if (parent.shown === text) return;
   parent.shown = text;
-  parent.replaceChildren(...shown.map((state) => make("i", { class: `dot ${state}` })));
+  const down = isDown(stage) ? [make("b", { class: "down" }, "none ready")] : [];
+  parent.replaceChildren(...down, ...shown.map((state) => make("i", { class: `dot ${state}` })));
   if (hidden > 0) parent.append(make("span", { class: "more" }, `+${hidden + 1}`));
 }
 
@@ -261,13 +315,14 @@ export class StageTable {
       this.#body,
       stages.slice(from, from + ROWS),
       (stage) => stage.function,
-      () => make("tr", {}, make("th", { scope: "row" }), ...COLUMNS.map(() => make("td"))),
+      () => make("tr", {}, make("th", { scope: "row" }), ...COLUMNS.map((cell) => make("td", cell === READY ? { class: "of-replicas" } : {}))),
       (row, stage, i) => {
         const button = row.firstElementChild.firstElementChild ?? make("button", { type: "button", class: "link" });
         if (!button.parentNode) row.firstElementChild.append(button);
         setAttribute(button, "data-index", from + i);
         setText(button, `${stage.stage} ${stage.function}`);
         setClass(row, "is-key", Boolean(stage.is_key));
+        setClass(row, "is-down", isDown(stage));
         COLUMNS.forEach((cell, column) => setText(row.children[column + 1], cell(stage)));
       },
     );
@@ -275,8 +330,9 @@ export class StageTable {
 }
 
 const ROWS = 100;
+const READY = (stage) => `${stage.ready ?? 0}/${stage.desired ?? 0}${isDown(stage) ? " none ready" : ""}`;
 const COLUMNS = [
-  (stage) => (stage.is_key ? "key" : stage.rank === undefined ? "" : `rank ${stage.rank}`),
+  ({ is_key: isKey, rank }) => [Number.isFinite(rank) ? ordinal(rank + 1) : "", isKey ? "key" : ""].join(" ").trim(),
   (stage) => count(stage.queue),
   (stage) => count(stage.in_flight),
   (stage) => rate(stage.arrival_rps),
@@ -284,7 +340,7 @@ const COLUMNS = [
   (stage) => seconds(stage.service_s),
   (stage) => seconds(stage.wait_s),
   (stage) => percent(stage.utilisation_ratio),
-  (stage) => `${stage.ready ?? 0}/${stage.desired ?? 0}`,
+  READY,
   (stage) => String(stage.starting ?? 0),
   (stage) => String(stage.draining ?? 0),
   (stage) => stage.reason ?? "",
