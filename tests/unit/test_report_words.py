@@ -104,7 +104,7 @@ def test_pipelines_and_other_functions_are_found() -> None:
     [
         ("llm-stage-33", "did you mean llm-stage-3"),
         ("llm/9", "pipeline 'llm' has stages 0 to 3"),
-        ("zzzz", "there are llm, llm-stage-0, llm/0"),
+        ("zzzz", "there are llm, echo, llm-stage-0, llm/0"),
     ],
 )
 def test_an_unknown_name_is_answered_with_near_ones(name: str, words: str) -> None:
