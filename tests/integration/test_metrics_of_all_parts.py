@@ -79,6 +79,11 @@ async def until(address: str, holds: Callable[[Series], bool], what: str) -> Ser
     return series
 
 
+def all_counted(of_router: Series) -> bool:
+    """Whether what was sent has been counted to its end, which may be after the client has its answer."""
+    return value(of_router, "keystage_requests_in_time_total") == SENT
+
+
 def same_sums(series: Series, name: str, count: float, **labels: str) -> float:
     """A histogram whose last bucket and count are `count`; its sum."""
     assert value(series, f"{name}_bucket", le="+Inf", **labels) == count
@@ -153,7 +158,7 @@ def test_counts_of_every_part_are_those_of_what_was_sent(tmp_path: Path) -> None
             took_s = [await answered(gateway, path, completion) for _ in range(SENT)]
             await asyncio.gather(*(answered(gateway, "/function/single/", b"x" * 64) for _ in range(SENT)))
 
-            of_looping = await scrape(records[looping].address)
+            of_looping = await until(records[looping].address, all_counted, "the last answer is counted")
             assert value(of_looping, "keystage_requests_total") == SENT
             assert value(of_looping, "keystage_requests_completed_total") == SENT
             assert value(of_looping, "keystage_requests_due_total") == SENT
@@ -165,7 +170,7 @@ def test_counts_of_every_part_are_those_of_what_was_sent(tmp_path: Path) -> None
             names = {name for name, _ in of_looping}
             assert not names & {"keystage_stage_batch_items_sum", "keystage_replica_idle_seconds_total"}
 
-            of_single = await scrape(records["single"].address)
+            of_single = await until(records["single"].address, all_counted, "the last answer is counted")
             for stage in ("0", "1"):
                 for counted in ("arrivals", "waits", "services"):
                     assert value(of_single, f"keystage_stage_{counted}_total", stage=stage) == SENT
@@ -180,8 +185,11 @@ def test_counts_of_every_part_are_those_of_what_was_sent(tmp_path: Path) -> None
             assert value(of_single, "keystage_requests_in_time_total") == SENT
 
             for service, rows in ((f"{looping}-stage-1", 4 * SENT), ("single-stage-1", SENT)):
-                of_worker = await scrape(records[service].address)
-                assert value(of_worker, "keystage_stage_rows_total", stage="1") >= rows
+                of_worker = await until(
+                    records[service].address,
+                    lambda s, rows=rows: value(s, "keystage_stage_rows_total", stage="1") >= rows,
+                    "the last row is counted",
+                )
                 assert value(of_worker, "keystage_stage_busy_seconds_total", stage="1") > 0
                 await until(
                     records[service].address,
