@@ -165,7 +165,7 @@ def test_a_worker_that_the_router_cannot_reach_is_refused_by_name(folder: Path) 
         wait_for(lambda: [r.replica for r in stats(url).replicas] == ["near"], "the neighbour")
         router.terminate()
         _, said = router.communicate(timeout=WAIT_S)
-        assert b"refused a worker: lonely" in said
+        assert said.count(b"refused a worker: lonely") == 1  # however often it is heard of
         assert b"KEYSTAGE_WIRE_HOST is not set" in said
     finally:
         function.stop()

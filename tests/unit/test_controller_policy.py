@@ -274,4 +274,6 @@ def test_looping_grows_the_compute_bound_key_stage_alone() -> None:
     assert numbers(decision)[0] == numbers(decision)[2] == 1
     assert numbers(decision)[1] > 1
     assert decision.reports[0].reason == "another stage is the key stage"
+    # Busy time, not sessions a second over rows a second: that says next to nothing of a load.
+    assert [report.utilisation_ratio for report in decision.reports] == pytest.approx([0.3, 0.97, 0.3])
     assert world.state.published["p"][0] == 1

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from keystage.bundle.api import StageProfile, emulated
-from keystage.controller.domain.snapshot import BatchProfile, PipelineView
+from keystage.controller.domain.snapshot import Answered, BatchProfile, PipelineView
 from keystage.controller.platforms.local_cap import Machine
 from keystage.controller.platforms.local_cpu import Work
 from keystage.controller.platforms.local_device import MAX_BATCH
@@ -46,6 +46,7 @@ def seen(
         pipeline="p", incarnation="i", at_s=1.0, wall_s=1.0, execution=execution, requests=0, completed=0,
         refused={}, replayed_tokens=0, moves=0, replicas=[],
         stages=[StageCounters(k, 0, 0.0, 0.0, queue, *(0,) * 7) for k, queue in enumerate(queues)],
+        due=9, in_time=7,
     )  # fmt: skip
     replicas = [
         ReplicaRecord(
@@ -86,6 +87,10 @@ def test_waves_of_sessions_are_no_batches() -> None:
     view = seen(stage(0), execution="looping", profile=PROFILE)
     assert (view.execution, view.stages[0].batch) == ("looping", None)
     assert view.stages[0].profile_s == pytest.approx(0.012)
+
+
+def test_what_requests_got_is_told_by_router() -> None:
+    assert seen(stage(0), execution="looping").answered == (Answered("i", 9, 7),)
 
 
 def most(view: PipelineView) -> list[float]:

@@ -137,7 +137,7 @@ def test_cores_and_key_stages() -> None:
     assert (cores.kind, cores.before, cores.after) == ("cores", 1.0, 2.5)
     assert cores.text == "stage 0: 1 -> 2.5 cores, waits within 0.1 s; 2.5 cores"
     assert (keys.kind, keys.function) == ("key-stages", "p")
-    assert keys.text == "key stages in order: 2 and 2 more (before: 0 and 2 more)"
+    assert keys.text == "key stages in order: 2, 0, 1 (before: 0, 1, 2)"
     assert keys.inputs == {"stage_2_score_ratio": 1.5, "stage_0_score_ratio": 0.5}
 
 
@@ -237,6 +237,21 @@ def test_numbers_that_are_none_are_left_out(bad: float | None) -> None:
 
 def test_a_tick_at_no_time_changes_nothing() -> None:
     assert noted(tick(SetReplicas("p-stage-0", 4), at_s=math.nan)) == []
+
+
+def test_busy_workers_of_a_looping_stage_do_not_say_that_waits_grow() -> None:
+    record = tick(SetReplicas("p-stage-0", 4))
+    view = msgspec.structs.replace(record.snapshot.pipelines[0], execution="looping")
+    told = msgspec.structs.replace(record.decision.reports[0], utilisation_ratio=1.0, model_s=None)
+    (entry,) = noted(
+        msgspec.structs.replace(
+            record,
+            snapshot=msgspec.structs.replace(record.snapshot, pipelines=(view,)),
+            decision=msgspec.structs.replace(record.decision, reports=(told,)),
+        )
+    )
+    assert "without bound" not in entry.text
+    assert entry.inputs["utilisation_ratio"] == 1.0
 
 
 def test_an_order_of_a_thousand_stages_has_few_words() -> None:

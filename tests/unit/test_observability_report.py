@@ -10,9 +10,11 @@ import pytest
 from support.controller_records import changed, decided, ticks
 from support.controller_world import FluidStage, FluidWorld
 
+from keystage.cli import judging
 from keystage.controller.decisions import Record
 from keystage.controller.domain.decision import StageReport as Told
 from keystage.controller.domain.snapshot import (
+    Answered,
     Counters,
     FunctionView,
     GpuView,
@@ -26,8 +28,10 @@ from keystage.controller.domain.snapshot import (
     Starting,
     WorkerSample,
 )
+from keystage.controller.policy.settings import PolicySettings
 from keystage.observability.api import NodeReport, Report
-from keystage.observability.attainment import WINDOW_S, Attainment
+from keystage.observability.attainment import WINDOW_S, Attainment, token_objective_s
+from keystage.observability.busy import Busy
 from keystage.observability.reporting import MOST_NAMED, Reporter, is_resting, latency_s, named_replicas
 
 
@@ -276,6 +280,110 @@ def test_attainment_is_not_known_where_nobody_counts() -> None:
     assert attained.note(chain("single-pass", None), 0.0) is None
     looping = msgspec.structs.replace(counting(0.0, (50, 9, 1)), execution="looping")
     assert attained.note(looping, 0.0) is None
+
+
+def answering(*routers: tuple[str, float, float], execution: str = "looping") -> PipelineView:
+    view = msgspec.structs.replace(chain(execution, None), slo=Slo())
+    return msgspec.structs.replace(view, answered=tuple(Answered(*router) for router in routers))
+
+
+@pytest.mark.parametrize("execution", ["looping", "program"])
+def test_attainment_of_whole_requests_is_their_routers_count(execution: str) -> None:
+    attained = Attainment()
+    assert attained.note(answering(("i", 50, 40), execution=execution), 0.0) is None
+    assert attained.note(answering(("i", 150, 60), execution=execution), 1.0) == pytest.approx(0.2)
+    both = answering(("i", 150, 60), ("j", 9, 0), execution=execution)
+    assert attained.note(both, 2.0) == pytest.approx(0.2)  # a router seen for the first time
+    both = answering(("i", 200, 110), ("j", 59, 50), execution=execution)
+    assert attained.note(both, 3.0) == pytest.approx(0.6)
+    assert Attainment().note(answering(("i", math.nan, 1.0)), 0.0) is None
+
+
+def test_a_router_that_does_not_count_answers_tells_no_attainment() -> None:
+    attained = Attainment()
+    assert [attained.note(answering(("i", 0, 0)), at_s) for at_s in (0.0, 1.0, 2.0)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("slo", "wanted"),
+    [
+        (Slo(), (2.0, None)),
+        (Slo(ttft_s=1.0, tpot_s=0.1), (1.0, 0.1)),
+        (Slo(tpot_s=0.1), (None, 0.1)),
+        (Slo(deadline_s=3.0), (None, None)),
+        (Slo(ttft_s=-1.0, tpot_s=math.nan), (2.0, None)),
+    ],
+)
+def test_the_objective_of_tokens(slo: Slo, wanted: tuple[float | None, float | None]) -> None:
+    view = msgspec.structs.replace(chain("looping", None), slo=slo)
+    assert token_objective_s(PolicySettings(), view) == wanted
+    assert token_objective_s(PolicySettings(), msgspec.structs.replace(view, execution="program")) == (
+        None,
+        None,
+    )
+
+
+def sessions(at_s: float, *, begun_s: float, queue: float = 86.0, due: float = 0.0) -> Record:
+    """Two stages of 16 slots, the second with twice as many, computing 95 and 30 % of the time since."""
+    counters = Counters(
+        arrivals=200.0, gap_sum_s=50.0, gap_sq_sum_s2=30.0, services=100.0, service_sum_s=500.0,
+        service_sq_sum_s2=2600.0, sojourn_sum_s=840.0, queue=queue, in_flight=16.0,
+    )  # fmt: skip
+    stages = tuple(
+        StageView(
+            stage=k,
+            scale=FunctionView(function=f"p-stage-{k}", desired=k + 1, ready=k + 1),
+            routers=(RouterSample(incarnation="i", at_s=at_s, counters=counters if k == 0 else IDLE),),
+            workers=tuple(
+                WorkerSample(
+                    replica=f"w{k}{n}", slots=16.0, held_slots=16.0, rows=0.0,
+                    busy_s=7.0 + busy * math.floor(max(0.0, at_s - begun_s)),
+                )
+                for n in range(k + 1)
+            ),
+        )
+        for k, busy in enumerate((0.95, 0.3))
+    )  # fmt: skip
+    view = PipelineView(
+        pipeline="p", execution="looping", slo=Slo(), stages=stages, answered=(Answered("i", due, due / 10),)
+    )
+    return decided(Snapshot(at_s=at_s, pipelines=(view,)))
+
+
+IDLE = Counters(
+    arrivals=0.0, gap_sum_s=0.0, gap_sq_sum_s2=0.0, services=0.0, service_sum_s=0.0, service_sq_sum_s2=0.0,
+    sojourn_sum_s=0.0, queue=0.0, in_flight=0.0,
+)  # fmt: skip
+
+
+def test_a_looping_pipeline_shows_objective_attainment_busy_workers_and_the_wait_that_is_to_come() -> None:
+    reporter = Reporter("c")
+    for second in range(12):
+        record = sessions(100.0 + second, begun_s=100.0, due=10.0 * second)
+        (found,) = report_of(reporter, record).pipelines
+    assert (found.ttft_s, found.deadline_s) == (2.0, None)
+    assert found.attainment_ratio == pytest.approx(0.1)
+    assert found.entry_wait_s == pytest.approx(86 * 5.0 / 16, rel=1e-3)  # a slot of the first stage, 5 s each
+    assert [stage.utilisation_ratio for stage in found.stages] == pytest.approx([0.95, 0.3])
+    assert {fault.about for fault in judging.faults(report_of(reporter, record))} == {"p"}
+    assert not report_of(reporter, decided(Snapshot(at_s=200.0))).pipelines
+    assert not reporter._busy
+
+
+def test_busy_time_counts_each_worker_since_it_was_seen() -> None:
+    def of(*workers: tuple[str, float | None]) -> StageView:
+        samples = tuple(WorkerSample(replica=name, busy_s=busy_s) for name, busy_s in workers)
+        return StageView(stage=0, scale=FunctionView(function="f"), workers=samples)
+
+    busy = Busy()
+    assert busy.note(of(("a", 5.0)), 0.0) is None
+    assert busy.note(of(("a", 6.0)), 1.0) is None  # too short
+    assert busy.note(of(("a", 8.0), ("b", 90.0), ("c", None)), 4.0) == pytest.approx(3 / 4)
+    assert busy.note(of(("a", 8.0), ("b", 92.0)), 6.0) == pytest.approx((3 + 2) / (6 + 2))
+    assert busy.note(of(("a", 1.0), ("b", 92.0)), 6.5) == pytest.approx(2 / 2.5)  # a began anew
+    assert busy.note(of(("b", 92.0)), 30.0) == pytest.approx(0.0)  # looks that are old do not count
+    assert busy.note(of(("b", 192.0)), 33.0) == 1.0
+    assert busy.note(of(), 34.0) is None
 
 
 def test_a_node_that_is_no_choice_is_shown_all_the_same() -> None:

@@ -113,6 +113,21 @@ def test_places_and_orders_are_named_up_to_a_bound() -> None:
     assert words.stages((2, 0), 2) == "2, 0"
 
 
+def test_an_order_shows_what_changed() -> None:
+    short = words.order((1, 3, 0, 2), (1, 3, 2, 0), 2)
+    assert short == "key stages in order: 1, 3, 0, 2 (before: 1, 3, 2, 0)"
+    assert words.order((1, 0), (), 1) == "key stages in order: 1, 0"
+    before = tuple(range(20))
+    first = words.order((1, 0, *range(2, 20)), before, 7)
+    assert first.endswith("(before: 0, 1, 2, 3, 4, 5, 6 and 13 more)")
+    behind = words.order((*range(10), 12, 11, 10, *range(13, 20)), before, 7)
+    assert behind == (
+        "key stages in order: 0, 1, 2, 3, 4, 5, 6 and 13 more; "
+        "from place 11 on 12, 11, 10 (before: 10, 11, 12)"
+    )
+    assert words.order(before[:9], before, 3).endswith("and 6 more (before: 0, 1, 2 and 17 more)")
+
+
 def test_numbers_are_carried_with_four_digits() -> None:
     assert words.short(0.123456) == 0.1235
     assert words.short(123456.0) == 123500.0

@@ -10,6 +10,7 @@ from support.reports import decision, pipeline, report, stage
 
 from keystage.cli import explaining, judging, naming
 from keystage.cli.figures import clean, duration, named, number, percent, rate
+from keystage.cli.report_tables import pipeline_row
 from keystage.observability.api import FunctionReport, Report
 
 
@@ -68,6 +69,18 @@ def test_more_replicas_on_their_way_are_no_fault() -> None:
         ({"attainment_ratio": 0.5}, "50 % of requests met the objective of 2 s, at least 90 %"),
         ({"attainment_ratio": None, "latency_s": 3.0}, "latency 3 s > objective 2 s"),
         (
+            {"deadline_s": None, "ttft_s": 2.0, "attainment_ratio": 0.1, "latency_s": 30.0},
+            "10 % of requests met the objective of TTFT 2 s, at least 90 %",
+        ),
+        (
+            {"deadline_s": None, "ttft_s": 2.0, "tpot_s": 0.1, "entry_wait_s": 43.0, "latency_s": 30.0},
+            "queue 1: the last waits about 43 s > objective TTFT 2 s, TPOT 100 ms",
+        ),
+        (
+            {"deadline_s": None, "ttft_s": 2.0, "stages": (stage(0, queue=86.0, wait_s=3.4),)},
+            "queue 86: those served waited 3.4 s > objective TTFT 2 s",
+        ),
+        (
             {"missing": "router llm does not answer"},
             "its numbers stay as they are: router llm does not answer",
         ),
@@ -76,6 +89,23 @@ def test_more_replicas_on_their_way_are_no_fault() -> None:
 def test_a_pipeline_that_is_ill_is_named(changes: dict[str, Any], words: str) -> None:
     (fault,) = judging.faults(report(pipeline(**changes)))
     assert (fault.about, fault.text) == ("llm", words)
+
+
+def test_a_wait_that_is_over_or_has_no_objective_is_no_fault() -> None:
+    over = (stage(0, queue=0.0, wait_s=3.4),)
+    assert judging.faults(report(pipeline(stages=over, ttft_s=2.0, entry_wait_s=0.0))) == ()
+    long = {"entry_wait_s": 43.0, "deadline_s": None}
+    assert judging.faults(report(pipeline(**long))) == ()
+    assert judging.faults(report(pipeline(**long, ttft_s=2.0, execution="single-pass"))) == ()
+
+
+def test_the_objective_of_a_looping_pipeline_is_in_the_table() -> None:
+    one = pipeline(deadline_s=None, ttft_s=2.0, tpot_s=0.1, attainment_ratio=0.97)
+    cells = [cell.plain for cell in pipeline_row(one)]
+    assert (cells[4], cells[5]) == ("TTFT 2 s, TPOT 100 ms", "97 %")
+    assert "objective TTFT 2 s, TPOT 100 ms, met by 97 %" in " ".join(
+        explaining.standing(naming.stage(report(one), "llm"))
+    )
 
 
 def test_controller_age_and_functions_are_judged() -> None:

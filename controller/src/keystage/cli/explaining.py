@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from keystage.cli import judging
-from keystage.cli.figures import clean, duration, named, number, percent, rate
+from keystage.cli.figures import clean, duration, named, number, objective, percent, rate
 from keystage.cli.keysmanager import span
 from keystage.cli.naming import Named
 from keystage.observability.api import MOST_DECISIONS, DecisionReport, Report, StageReport
@@ -82,7 +82,7 @@ def standing(meant: Named) -> Iterator[str]:
         yield f"{clean(one.pipeline)}: pipeline of {len(one.stages)} stages ({one.execution})"
         yield (
             f"load: arrivals {rate(one.arrival_rps)}, latency {duration(one.latency_s)}, "
-            f"objective {duration(one.deadline_s)}, met by {percent(one.attainment_ratio)}"
+            f"objective {objective(one)}, met by {percent(one.attainment_ratio)}"
         )
         if one.stages:
             yield f"of one stage: keystage explain {clean(one.pipeline)}/{one.stages[0].stage}"

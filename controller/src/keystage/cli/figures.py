@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 
 from keystage.observability import words
+from keystage.observability.api import PipelineReport
 
 NOTHING = "-"
 """Stands for what was not measured."""
@@ -32,6 +33,13 @@ def clean(text: str, most: int = 400) -> str:
 def duration(seconds: float | None) -> str:
     """A time with the unit that fits, `-` for None."""
     return NOTHING if seconds is None else words.duration(seconds)
+
+
+def objective(pipeline: PipelineReport) -> str:
+    """What its requests are held to: `2 s`, `TTFT 2 s, TPOT 100 ms`; `-` for nothing."""
+    bounds = (("", pipeline.deadline_s), ("TTFT ", pipeline.ttft_s), ("TPOT ", pipeline.tpot_s))
+    stated = [f"{name}{duration(bound_s)}" for name, bound_s in bounds if bound_s is not None]
+    return ", ".join(stated) or NOTHING
 
 
 def rate(rps: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from keystage.cli.figures import clean, duration, percent
+from keystage.cli.figures import NOTHING, clean, duration, number, objective, percent
 from keystage.observability.api import FunctionReport, PipelineReport, Report, StageReport
 
 LEAST_ATTAINMENT_RATIO = 0.9
@@ -52,17 +52,39 @@ def of_pipeline(pipeline: PipelineReport) -> Iterator[Fault]:
         yield Fault(name, f"its numbers stay as they are: {clean(pipeline.missing)}")
     met, aim_s = pipeline.attainment_ratio, pipeline.deadline_s
     if met is not None and met < LEAST_ATTAINMENT_RATIO:
-        of = f" of {duration(aim_s)}" if aim_s is not None else ""
+        aim = objective(pipeline)
+        of = f" of {aim}" if aim != NOTHING else ""
         yield Fault(
             name,
             f"{percent(met)} of requests met the objective{of}, at least {percent(LEAST_ATTAINMENT_RATIO)}",
         )
     elif met is None and aim_s is not None and (pipeline.latency_s or 0.0) > aim_s:
         yield Fault(name, f"latency {duration(pipeline.latency_s)} > objective {duration(aim_s)}")
+    if text := _waiting(pipeline):
+        yield Fault(name, text)
     for stage in pipeline.stages:
         text = of_stage(stage)
         if text:
             yield Fault(f"{name}/{stage.stage}", text)
+
+
+def _waiting(pipeline: PipelineReport) -> str:
+    """Sessions that wait for a slot longer than the first token, or the answer, may take; else empty.
+
+    What was measured is of the last minutes: it counts only while something waits.
+    """
+    aim_s = pipeline.ttft_s if pipeline.ttft_s is not None else pipeline.deadline_s
+    if pipeline.execution != "looping" or aim_s is None or not pipeline.stages:
+        return ""
+    entry = pipeline.stages[0]
+    if not entry.queue:
+        return ""
+    bound = f"objective {objective(pipeline)}"
+    if (pipeline.entry_wait_s or 0.0) > aim_s:
+        return f"queue {number(entry.queue)}: the last waits about {duration(pipeline.entry_wait_s)} > {bound}"
+    if (entry.wait_s or 0.0) > aim_s:
+        return f"queue {number(entry.queue)}: those served waited {duration(entry.wait_s)} > {bound}"
+    return ""
 
 
 def of_stage(stage: StageReport) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from keystage.cli import judging
 from keystage.cli.columns import Column, Row
-from keystage.cli.figures import clean, duration, number, percent, rate, size
+from keystage.cli.figures import clean, duration, number, objective, percent, rate, size
 from keystage.observability.api import FunctionReport, NodeReport, PipelineReport, StageReport
 
 KEY = "key"
@@ -69,7 +69,7 @@ def pipeline_row(pipeline: PipelineReport) -> Row:
         Text(_counts(ready, desired, starting, 0), style="" if ready >= desired else "yellow"),
         Text(rate(pipeline.arrival_rps)),
         Text(duration(pipeline.latency_s)),
-        Text(duration(pipeline.deadline_s)),
+        Text(objective(pipeline)),
         Text(percent(pipeline.attainment_ratio)),
         Text(str(len(pipeline.stages))),
         Text(key_stages(pipeline), style="magenta"),

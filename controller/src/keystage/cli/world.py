@@ -34,6 +34,7 @@ LATE_HELP = "single-pass: demote or refuse requests that cannot meet their deadl
 Batching = Annotated[str, typer.Option(help=BATCHING_HELP)]
 Late = Annotated[str, typer.Option(help=LATE_HELP)]
 Handler = Annotated[Path | None, typer.Option(help=HANDLER_HELP)]
+_GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 Port = Annotated[int | None, typer.Option(help="gateway port (default 8080; 0 picks a free one)")]
 
 
@@ -72,6 +73,8 @@ def run(
     method = "time" if device == "cpu" else "parameters"
     if trace is not None:
         _check_trace(trace)
+    _check_device(device)
+    _check_controller(home)
     env = {**_batch_env(batching, late), **handler_env(handler)}
     try:
         if is_program:
@@ -112,6 +115,9 @@ def up(
     from keystage.local.up import UpOptions
     from keystage.local.up import run as run_up
 
+    _check_device(device)
+    if controller:
+        _check_controller(home)
     env = {**_batch_env(batching, late), **handler_env(handler)}
     deployments = [d for bundle in bundles or [] for d in _deployments(Path(bundle), device, env)]
     options = UpOptions(
@@ -175,6 +181,30 @@ def demo(
     except TargetError as error:
         fail(error, 1)
     raise typer.Exit(1 if report.requests.failed or not report.requests.served else 0)
+
+
+def _check_device(device: str) -> None:
+    """A GPU where there is none is refused before anything is started, not in every worker's log."""
+    if device.startswith("cuda") and not any(Path(node).exists() for node in _GPU_NODES):
+        fail(f"--device {device}: this machine shows no GPU (none of {', '.join(_GPU_NODES)})", 2)
+
+
+def _check_controller(home: Path | None) -> None:
+    """A setting that only the controller reads is refused here: it would end again and again."""
+    from pydantic import ValidationError
+
+    from keystage.controller.config import ControllerSettings
+    from keystage.local.config import LocalSettings
+
+    try:
+        ControllerSettings(
+            control=(home or LocalSettings().home) / "control.sock", backend="local", gateway=""
+        )
+    except ValidationError as error:
+        for fault in error.errors():
+            name = "".join(f"KEYSTAGE_{part}: ".upper() for part in fault["loc"][:1])
+            typer.echo(f"keystage: {name}{fault['msg']}", err=True)
+        raise typer.Exit(2) from None
 
 
 def _check_trace(trace: Path) -> None:

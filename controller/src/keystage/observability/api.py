@@ -61,7 +61,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         arrival_cv: coefficient of variation of the gaps between them.
         service_s: mean service time.
         wait_s: mean wait.
-        utilisation_ratio: arrival rate over capacity of the ready replicas.
+        utilisation_ratio: arrival rate over capacity of the ready replicas; looping: the busy part of their
+            time, at most 1.
         share_s: the part of the objective this stage may use.
         reason: why it has this number, in the policy's words.
         replicas: each of them, at most 64; the counts above are of all.
@@ -96,7 +97,11 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stages: in order.
         arrival_rps: requests a second at its entry.
         latency_s: mean sojourn over all stages, None where unknown.
-        deadline_s: objective, None where not stated.
+        deadline_s: objective for the whole answer, None where not stated.
+        ttft_s: objective for the first token of a looping pipeline, the default where none is stated at all.
+        tpot_s: objective for the time per token after it, None where not stated.
+        entry_wait_s: looping: how long a session that comes now waits for a slot, by the sessions that wait,
+            how long one holds its slot, and the slots there are; None where one of them is not known.
         attainment_ratio: part of the last minute's requests that met it, None where nobody counts.
         missing: why its statistics could not be read, empty when they were: the policy holds.
     """
@@ -107,6 +112,9 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     arrival_rps: float | None = None
     latency_s: float | None = None
     deadline_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    entry_wait_s: float | None = None
     attainment_ratio: float | None = None
     missing: str = ""
 

@@ -146,9 +146,7 @@ class Changes:
         order = [entry.stage for entry in action.ranking]
         before = record.before.published.get(action.pipeline, ())
         keys = min(MOST_KEYS, key_count(len(order)))
-        text = f"key stages in order: {words.stages(order, keys)}"
-        if before:
-            text += f" (before: {words.stages(before, keys)})"
+        text = words.order(order, before, keys)
         scores = {
             f"stage_{entry.stage}_score_ratio": entry.score
             for entry in action.ranking[:MOST_KEYS]
@@ -270,7 +268,7 @@ def numbers_of(subject: Subject, told: Told | None) -> words.Numbers:
         measured_wait_s=_less(told.sojourn_s, service_s),
         allowed_wait_s=words.known(told.share_s) if is_looping else _less(told.share_s, service_s),
         arrival_rps=words.known(told.arrival_rps),
-        utilisation_ratio=words.known(told.utilisation_ratio),
+        utilisation_ratio=None if is_looping else words.known(told.utilisation_ratio),
         ready=subject.scale.ready,
     )
 
@@ -288,7 +286,7 @@ def inputs_of(subject: Subject, told: Told | None, numbers: words.Numbers) -> di
             "predicted_wait_s": numbers.predicted_wait_s,
             "measured_wait_s": numbers.measured_wait_s,
             "allowed_wait_s": numbers.allowed_wait_s,
-            "utilisation_ratio": numbers.utilisation_ratio,
+            "utilisation_ratio": told.utilisation_ratio,
             "queue_items": told.queue,
             "trim_nepers": told.trim or None,
         }

@@ -23,6 +23,7 @@ from keystage.controller.domain.snapshot import (
     StageView,
 )
 from keystage.controller.policy.outcome import RESTING
+from keystage.controller.policy.settings import PolicySettings
 from keystage.controller.policy.shares import longest_s, predecessors, visits
 from keystage.observability.api import (
     FunctionReport,
@@ -34,7 +35,8 @@ from keystage.observability.api import (
     Report,
     StageReport,
 )
-from keystage.observability.attainment import Attainment
+from keystage.observability.attainment import Attainment, token_objective_s
+from keystage.observability.busy import Busy
 from keystage.observability.changes import Changes, key_count
 from keystage.observability.words import known, short
 
@@ -60,6 +62,8 @@ class Reporter:
         self._told: dict[str, Told] = {}
         """By function: the newest that was decided by looking at it."""
         self._attained: dict[str, Attainment] = {}
+        self._busy: dict[str, Busy] = {}
+        """By function of a looping pipeline."""
         self._states: _States | None = None
 
     def note(self, record: Record) -> None:
@@ -93,7 +97,7 @@ class Reporter:
         self._forget(record)
         states: _States = {}
         pipelines = [
-            self._pipeline(view, published.get(view.pipeline, ()), snapshot.at_s, states)
+            self._pipeline(record.settings, view, published.get(view.pipeline, ()), snapshot.at_s, states)
             for view in snapshot.pipelines
         ]
         self._states = states
@@ -109,22 +113,36 @@ class Reporter:
     # ------------------------------------------------------------ parts
 
     def _pipeline(
-        self, view: PipelineView, order: tuple[int, ...], at_s: float, states: _States
+        self,
+        settings: PolicySettings,
+        view: PipelineView,
+        order: tuple[int, ...],
+        at_s: float,
+        states: _States,
     ) -> PipelineReport:
         told = [self._told.get(stage.scale.function) for stage in view.stages]
         entry_rps = known(told[0].arrival_rps) if told and told[0] is not None else None
         ranks = {stage: rank for rank, stage in enumerate(order)}
         keys = key_count(len(view.stages)) if entry_rps else 0
+        ttft_s, tpot_s = token_objective_s(settings, view)
+        stages = [
+            self._stage(stage, one, ranks.get(stage.stage), keys, at_s, states)
+            for stage, one in zip(view.stages, told, strict=True)
+        ]
+        if view.execution == "looping":
+            stages = [
+                self._computing(stage, made, at_s) for stage, made in zip(view.stages, stages, strict=True)
+            ]
         return PipelineReport(
             pipeline=view.pipeline,
             execution=view.execution,
-            stages=tuple(
-                self._stage(stage, one, ranks.get(stage.stage), keys, at_s, states)
-                for stage, one in zip(view.stages, told, strict=True)
-            ),
+            stages=tuple(stages),
             arrival_rps=short(entry_rps),
             latency_s=short(latency_s(view, told)),
             deadline_s=known(view.slo.deadline_s),
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            entry_wait_s=short(entry_wait_s(view, stages)),
             attainment_ratio=short(self._attained.setdefault(view.pipeline, Attainment()).note(view, at_s)),
             missing=view.missing,
         )
@@ -164,6 +182,11 @@ class Reporter:
             reason=told.reason,
         )
 
+    def _computing(self, stage: StageView, made: StageReport, at_s: float) -> StageReport:
+        """With the busy part of its workers' time of now, where that is known."""
+        busy = self._busy.setdefault(made.function, Busy()).note(stage, at_s)
+        return made if busy is None else msgspec.structs.replace(made, utilisation_ratio=short(busy))
+
     def _replicas(self, stage: StageView, at_s: float, states: _States) -> Iterator[ReplicaReport]:
         """Those that are known by name, ready ones first, then starting, then draining ones."""
         places = {place.replica: place for place in stage.scale.placed}
@@ -202,6 +225,8 @@ class Reporter:
         if len(self._attained) > len(record.snapshot.pipelines):
             views = {view.pipeline for view in record.snapshot.pipelines}
             self._attained = {name: held for name, held in self._attained.items() if name in views}
+        if self._busy.keys() - self._told.keys():
+            self._busy = {name: busy for name, busy in self._busy.items() if name in self._told}
 
 
 def is_resting(told: Told) -> bool:
@@ -249,6 +274,21 @@ def latency_s(view: PipelineView, told: Sequence[Told | None]) -> float | None:
         passes = visits(entries, rates_rps)
         sojourns_s = [s * times for s, times in zip(sojourns_s, passes, strict=True)]
     return max(longest_s(graph, sojourns_s))
+
+
+def entry_wait_s(view: PipelineView, stages: Sequence[StageReport]) -> float | None:
+    """How long a session that comes now waits for a slot of a looping pipeline, None where unknown.
+
+    A session holds a slot of every stage, so of n slots at the stage that has fewest one comes free every
+    service_s / n seconds.
+    """
+    if view.execution != "looping" or not stages:
+        return None
+    queue, service_s = stages[0].queue, stages[0].service_s
+    slots = min(sum(known(worker.slots) or 0.0 for worker in stage.workers) for stage in view.stages)
+    if queue is None or service_s is None or slots <= 0:
+        return None
+    return queue * service_s / slots
 
 
 def node_report(node: NodeView) -> NodeReport:

@@ -19,6 +19,8 @@ HOLD = "hold: "
 """How the policy's reasons begin (`controller.policy`)."""
 AS_IT_IS = "as it is"
 _MOST_NAMED = 4
+_WHOLE = 8
+"""An order of no more stages is told whole."""
 
 
 class Numbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +31,8 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
         measured_wait_s: mean wait as measured.
         allowed_wait_s: what the stage's share of the objective leaves for waiting.
         arrival_rps: arrivals a second.
-        utilisation_ratio: of the replicas that are ready.
+        utilisation_ratio: of the replicas that are ready; None in looping pipelines, where a stage that is
+            busy all the time need not let anybody wait.
         ready: how many these are.
     """
 
@@ -119,6 +122,29 @@ def stages(order: Sequence[int], most: int) -> str:
     """The first of an order of stages: `2, 0 and 1 more`; the order counts at most `most` of them."""
     named = ", ".join(str(stage) for stage in order[:most])
     return f"{named} and {len(order) - most} more" if len(order) > most else named
+
+
+def order(now: Sequence[int], before: Sequence[int], most: int) -> str:
+    """An order of key stages and the one before it, so that what changed is among what is named.
+
+    Up to 8 stages are named all; of more the first, and the part that changed where it lies behind those.
+
+    Args:
+        now: all stages, the most critical first.
+        before: the same as it was, empty where there was none.
+        most: how many of a long order are named.
+    """
+    if max(len(now), len(before)) <= _WHOLE:
+        most = _WHOLE
+    text = f"key stages in order: {stages(now, most)}"
+    if not before:
+        return text
+    differ = [k for k, (one, other) in enumerate(zip(now, before, strict=False)) if one != other]
+    if differ and differ[0] >= most:
+        part = slice(differ[0], differ[-1] + 1)
+        text += f"; from place {differ[0] + 1} on {stages(now[part], most)}"
+        return f"{text} (before: {stages(before[part], most)})"
+    return f"{text} (before: {stages(before, most)})"
 
 
 def _cause(first: str, numbers: Numbers, *, is_more: bool) -> str:

@@ -7,6 +7,7 @@ written; an interrupted run leaves nothing under the wanted name, and the next r
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,17 +21,38 @@ _OURS = ("pipeline.json", "config.json")
 
 
 def check_place(folder: Path) -> None:
-    """Refuses to replace what is neither a bundle nor an empty folder.
+    """Refuses to replace what is neither a bundle nor an empty folder, or may be served right now.
 
     Raises:
-        SplitError: something else is there.
+        SplitError: something else is there, or a process serves from the state folder it lies in.
     """
     if not folder.exists():
         return
+    server = _served_by(folder)
+    if server:
+        raise SplitError(
+            f"{folder}: process {server} serves from this state folder, and replicas of another cut would "
+            "not fit its routers: end it first, or give the bundle another --name or folder"
+        )
     if not folder.is_dir():
         raise SplitError(f"{folder}: is a file, a folder is expected")
     if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
         raise SplitError(f"{folder}: holds something that is no bundle; choose another folder")
+
+
+def _served_by(folder: Path) -> str:
+    """The process that has locked the state folder `.../bundles/NAME` lies in, empty: none has."""
+    lock = folder.parent.parent / "lock"
+    if folder.parent.name != "bundles" or not (folder / "pipeline.json").exists():
+        return ""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released with the descriptor
+    except BlockingIOError:
+        return lock.read_text(errors="replace").strip() or "unknown"
+    except OSError:  # no lock: nobody has served from there
+        return ""
+    return ""
 
 
 def check_room(folder: Path, nbytes: int) -> None:

@@ -112,6 +112,8 @@ class RouterStats(msgspec.Struct, frozen=True):
         moves: sessions moved.
         late_copies: moves that waited for a copy of KV state in vain, and went on by replay.
         overdue_drains: workers that left with something of this router still in hand.
+        due: requests with an objective (their own deadline, or the pipeline's) that ended.
+        in_time: those of `due` that met it; both are 0 where answers are not counted (`KEYSTAGE_METRICS=0`).
         stages: counters per stage.
         replicas: the workers.
     """
@@ -130,3 +132,5 @@ class RouterStats(msgspec.Struct, frozen=True):
     replicas: list[ReplicaStats]
     late_copies: int = 0
     overdue_drains: int = 0
+    due: int = 0
+    in_time: int = 0

@@ -32,6 +32,7 @@ from keystage.router.sent import log_sent
 from keystage.router.served import Served
 from keystage.router.single import SinglePassCore
 from keystage.router.traces import Traces
+from keystage.router.turned_away import TurnedAway
 from keystage.wire import api
 from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
@@ -100,6 +101,7 @@ class RouterNode:
         self._overdue_drains = 0
         self._watch = ProcessWatch(self._on_exit)
         self._given_up: dict[str, int] = {}
+        self._turned_away = TurnedAway()
         self._alarm = Alarm(self._on_alarm)
         self._is_flush_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -188,9 +190,8 @@ class RouterNode:
 
     def stats(self) -> RouterStats:
         """Counters for the controller and the report."""
-        core = self._core
+        core, served = self._core, self._clients.served or Served()
         now_s = time.monotonic()
-        replicas = [replica_stats(worker, now_s) for worker in self.fleet.workers.values()]
         return RouterStats(
             pipeline=self._pipeline.name,
             incarnation=self.incarnation,
@@ -203,9 +204,11 @@ class RouterNode:
             replayed_tokens=core.replayed_tokens,
             moves=core.moves,
             stages=[meter.counters() for meter in core.meters],
-            replicas=replicas,
+            replicas=[replica_stats(worker, now_s) for worker in self.fleet.workers.values()],
             late_copies=self._looping.late_copies if self._looping is not None else 0,
             overdue_drains=self._overdue_drains,
+            due=served.due,
+            in_time=served.in_time,
         )
 
     # ------------------------------------------------------------ inside
@@ -254,7 +257,7 @@ class RouterNode:
 
     def _handle(self, sender: str, message: api.FromWorker, now_s: float) -> None:
         if not isinstance(message, api.Hello) and sender not in self.fleet.workers:
-            if not isinstance(message, api.Bye):
+            if not isinstance(message, api.Bye) and not self._turned_away.is_silenced(sender, now_s):
                 self._introduce(sender)
             return
         match message:
@@ -307,9 +310,8 @@ class RouterNode:
 
     def _on_hello(self, sender: str, message: api.Hello, now_s: float) -> None:
         if message.wire != api.WIRE_VERSION:
-            log.error(
-                "%s speaks wire version %d, this router %d", message.replica, message.wire, api.WIRE_VERSION
-            )
+            speaks = f"{message.replica} speaks wire version {message.wire}, this router {api.WIRE_VERSION}"
+            self._turned_away.add(sender, speaks, now_s)
             return
         if message.first not in (0, self._first) or message.call != self._given_up.get(sender, 0):
             # From before the worker was given up, or for another incarnation: it may hold sessions of then.
@@ -324,7 +326,7 @@ class RouterNode:
                 self._lost(address, "replaced")
         refused = self._unfit(sender, message) or self.fleet.hello(sender, message, now_s)
         if refused is not None:
-            log.error("refused a worker: %s", refused)
+            self._turned_away.add(sender, refused, now_s)
             return
         self._events.write("hello", replica=message.replica, stages=message.stages)
         if message.node == self._node and not self._watch.watch(sender, message.pid):
@@ -393,7 +395,6 @@ class RouterNode:
                 if self._loop is not None:
                     self._loop.call_soon(self._lost, address, "unreachable")
             if self._events:
-                worker = self.fleet.workers.get(address)
-                log_sent(self._events, worker.hello.replica if worker is not None else address, message)
+                log_sent(self._events, self._replica_of(address), message)
         for outcome in outcomes:
             self._clients.tell(outcome)

@@ -227,7 +227,9 @@ METRICS: dict[str, MetricSpec] = {
         "gauge", ("pipeline", "stage"), "Coefficient of variation of the gaps between arrivals, estimated"
     ),
     "keystage_stage_utilisation_ratio": MetricSpec(
-        "gauge", ("pipeline", "stage"), "Arrival rate over capacity of the ready replicas"
+        "gauge",
+        ("pipeline", "stage"),
+        "Arrival rate over capacity of the ready replicas; looping: busy part of their time",
     ),
     "keystage_pipeline_held": MetricSpec(
         "gauge", ("pipeline",), "1 while the controller holds its numbers for want of statistics"

@@ -92,7 +92,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         arrival_rps: estimated arrivals a second (fast window).
         arrival_scv: squared coefficient of variation of inter-arrival times.
         service_s: mean service time in seconds.
-        utilisation_ratio: arrival rate over capacity of the ready replicas.
+        utilisation_ratio: arrival rate over capacity of the ready replicas; looping: the busy part of their
+            time, at most 1.
         sojourn_s: measured mean of wait + service in seconds.
         model_s: the same by the model at the present replicas.
         share_s: the part of the objective this stage may use, seconds.

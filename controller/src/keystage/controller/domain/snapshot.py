@@ -306,6 +306,20 @@ class Slo(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline_s: Measured = None
 
 
+class Answered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one router's requests got, counted since its start.
+
+    Attributes:
+        incarnation: changes when the router restarts and its counters begin anew.
+        due: requests with an objective that ended.
+        in_time: those of them that met it.
+    """
+
+    incarnation: str
+    due: Measured = None
+    in_time: Measured = None
+
+
 class PipelineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One pipeline.
 
@@ -316,6 +330,7 @@ class PipelineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         stages: stage functions in stage order.
         missing: why its statistics could not be read, empty when they were: the policy holds.
         batching: batch policy of a single-pass pipeline (`eager`, `deferred`, ...), empty where unknown.
+        answered: what its requests got by router, for people; nothing is decided by it.
     """
 
     pipeline: str
@@ -324,6 +339,7 @@ class PipelineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     stages: tuple[StageView, ...]
     missing: str = ""
     batching: str = ""
+    answered: tuple[Answered, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ import msgspec
 
 from keystage.bundle.api import Pipeline
 from keystage.controller.domain.snapshot import (
+    Answered,
     Counters,
     CpuView,
     FunctionView,
@@ -162,6 +163,7 @@ def _pipeline(
         stages=tuple(_stage(seen, index, record, stats, machine, is_looping) for index, record in stages),
         missing=missing,
         batching=batching,
+        answered=tuple(Answered(s.incarnation, s.due, s.in_time) for s in stats),
     )
 
 

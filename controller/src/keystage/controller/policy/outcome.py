@@ -118,10 +118,6 @@ def report(plan: Plan) -> StageReport:
             function=plan.scale.function, replicas=plan.wanted, wanted=plan.corrected, reason=plan.reason
         )
     known = plan.known
-    capacity_rps = (
-        (known.capacity_rps or 0.0) * plan.scale.ready * (known.slots or 1.0 if plan.is_session else 1.0)
-    )
-    utilisation = known.arrival_rps / capacity_rps if known.arrival_rps is not None and capacity_rps else None
     return StageReport(
         function=plan.scale.function,
         replicas=plan.wanted,
@@ -130,10 +126,23 @@ def report(plan: Plan) -> StageReport:
         arrival_rps=known.arrival_rps,
         arrival_scv=known.arrival_scv,
         service_s=known.service_s,
-        utilisation_ratio=utilisation,
+        utilisation_ratio=_utilisation(plan),
         sojourn_s=known.sojourn_s,
         model_s=plan.model_s,
         share_s=plan.share_s,
         queue=known.queue,
         trim=plan.trim,
     )
+
+
+def _utilisation(plan: Plan) -> float | None:
+    """Arrivals over what the ready replicas can serve.
+
+    Looping: the busy part of the ready workers' time. Their capacity is known in rows, of which a session has
+    as many as it has tokens, so arrivals of sessions say nothing over it.
+    """
+    known = plan.known
+    if plan.is_session:
+        return min(1.0, known.busy_ratio) if known.busy_ratio is not None else None
+    capacity_rps = (known.capacity_rps or 0.0) * plan.scale.ready
+    return known.arrival_rps / capacity_rps if known.arrival_rps is not None and capacity_rps else None

@@ -92,5 +92,9 @@ def waiting_before(graph: Predecessors, queues: Sequence[float]) -> list[float]:
 
 def entry_wait_s(settings: PolicySettings, slo: Slo) -> float:
     """Seconds a session of a looping pipeline may wait for a slot at entry."""
-    ttft_s = slo.ttft_s if is_number(slo.ttft_s) and slo.ttft_s > 0 else settings.ttft_s
-    return settings.wait_ttft_ratio * ttft_s
+    return settings.wait_ttft_ratio * ttft_s(settings, slo)
+
+
+def ttft_s(settings: PolicySettings, slo: Slo) -> float:
+    """Seconds to the first token that a looping pipeline is held to: as stated, else the default."""
+    return slo.ttft_s if is_number(slo.ttft_s) and slo.ttft_s > 0 else settings.ttft_s

@@ -31,6 +31,7 @@ const state = {
   asTable: false,
 };
 const tracks = new Map();
+const LEAST_ATTAINMENT = 0.9; // as in `cli.judging`
 const DOWN_S = 2; // without any replica: said after so long, a crash that is mended at once is none
 const STARTING_S = 10; // while one starts
 const OUTPUT_LINES = 40;
@@ -202,10 +203,13 @@ function drawPipeline(pipeline) {
   const byRank = (a, b) => (a.rank ?? Infinity) - (b.rank ?? Infinity) || a.stage - b.stage;
   const keys = stages.filter((stage) => stage.is_key).sort(byRank).map((stage) => stage.stage);
   const objective = pipeline.deadline_s === undefined ? "" : ` of ${seconds(pipeline.deadline_s)}`;
+  const bounds = [["", pipeline.deadline_s], ["TTFT ", pipeline.ttft_s], ["TPOT ", pipeline.tpot_s]];
+  const aims = bounds.filter(([, boundS]) => boundS !== undefined).map(([what, boundS]) => what + seconds(boundS));
+  const within = aims.length ? ` within ${aims.join(", ")}` : "";
   updateFacts(get("summary"), [
     ["arrivals", rate(pipeline.arrival_rps)],
     ["latency", `${seconds(pipeline.latency_s)}${objective}`, pipeline.latency_s > pipeline.deadline_s],
-    ["SLO attainment", percent(pipeline.attainment_ratio)],
+    ["SLO attainment", `${percent(pipeline.attainment_ratio)}${within}`, pipeline.attainment_ratio < LEAST_ATTAINMENT],
     ["key stages", keys.length ? keys.slice(0, 8).join(", ") + (keys.length > 8 ? " …" : "") : "none"],
     ["replicas ready", `${total("ready")} of ${total("desired")}`],
     ["stages", `${stages.length}, ${pipeline.execution}`],
