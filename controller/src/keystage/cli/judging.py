@@ -79,11 +79,11 @@ def _waiting(pipeline: PipelineReport) -> str:
     entry = pipeline.stages[0]
     if not entry.queue:
         return ""
-    bound = f"objective {objective(pipeline)}"
+    queue, bound = number(entry.queue), f"objective {objective(pipeline)}"
     if (pipeline.entry_wait_s or 0.0) > aim_s:
-        return f"queue {number(entry.queue)}: the last waits about {duration(pipeline.entry_wait_s)} > {bound}"
+        return f"queue {queue}: the last waits about {duration(pipeline.entry_wait_s)} > {bound}"
     if (entry.wait_s or 0.0) > aim_s:
-        return f"queue {number(entry.queue)}: those served waited {duration(entry.wait_s)} > {bound}"
+        return f"queue {queue}: those served waited {duration(entry.wait_s)} > {bound}"
     return ""
 
 
