@@ -14,7 +14,7 @@ import http.client
 import multiprocessing
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -29,11 +29,16 @@ CAME = "/came"
 
 
 @contextlib.contextmanager
-def running() -> Iterator[str]:
-    """Starts the server and yields its address."""
+def running(serve: Callable[[socket.socket], None] | None = None) -> Iterator[str]:
+    """Starts a server in a process of its own and yields its address.
+
+    Args:
+        serve: serves on a socket that listens, until the process is ended; None: this module's.
+    """
     listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listening.getsockname()[1]
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(listening,), daemon=True)
+    target = serve or _serve
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(listening,), daemon=True)
     process.start()
     listening.close()
     try:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import http.client
 import http.server
-import multiprocessing
 import socket
 import tempfile
 import threading
@@ -36,6 +35,7 @@ from keystage.bench.router import (
     body,
     cpu_s,
 )
+from keystage.bench.sender_target import running
 from keystage.bundle.api import emulated
 from keystage.bundle.store import write
 from keystage.local.pipeline import deployments_for
@@ -61,7 +61,7 @@ def run(*, quick: bool = False) -> BenchResult:
 
 
 async def _run(rounds: int) -> BenchResult:
-    with tempfile.TemporaryDirectory(prefix="keystage-bench-") as folder, _collector() as collector:
+    with tempfile.TemporaryDirectory(prefix="keystage-bench-") as folder, running(_forget) as collector:
         env = {"KEYSTAGE_MAX_BATCH": "256", "KEYSTAGE_WAVE_TOKENS": "32768", "KEYSTAGE_WAVES": str(WAVES)}
         own = {
             "bare": {"KEYSTAGE_METRICS": "0", "KEYSTAGE_TRACES": "off"},
@@ -163,22 +163,9 @@ def _scraped(address: str) -> Iterator[None]:
         thread.join(10)
 
 
-@contextlib.contextmanager
-def _collector() -> Iterator[str]:
-    """A collector in a process of its own: its address."""
-    listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-    port = listening.getsockname()[1]
-    process = multiprocessing.get_context("spawn").Process(target=_forget, args=(listening,), daemon=True)
-    process.start()
-    listening.close()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.join(5)
-
-
 def _forget(listening: socket.socket) -> None:
+    """A collector that reads and forgets."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

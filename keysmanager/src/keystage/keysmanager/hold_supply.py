@@ -99,6 +99,7 @@ class StockSupply:
 
     def release(self) -> None:
         """See `Supply.release`; the claim goes when nothing is mapped any more, maybe never."""
+        self._ahead = None  # its memory goes with it where no copy took it
         with self._lock:
             self._is_released = True
             if self._uses == 0:

@@ -122,7 +122,7 @@ class CudaSpan:
     def rehearse(self) -> None:
         """Computes one decode step of nobody, which loads its kernels, and records nothing.
 
-        Unlike `capture` it minds no other thread that uses the device.
+        Unlike `capture` it may run while other threads use the device: recording fails when they do.
         """
         DecodeGraph(self._layers, self._segments, self.pool, 1, is_recorded=False)
 
