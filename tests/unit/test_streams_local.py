@@ -339,7 +339,8 @@ class _Scale(NetModule):
         return [message.next({"x": y[0]}) for message, y in zip(messages, self.net(x), strict=True)]
 
 
-def test_a_net_module_computes_with_the_parameters_it_is_given() -> None:
+@pytest.mark.parametrize("is_inference", [False, True], ids=["plain", "put there under inference mode"])
+def test_a_net_module_computes_with_the_parameters_it_is_given(is_inference: bool) -> None:
     def show(message: Message) -> tuple[bytes, str]:
         return str(float(message.data["x"])).encode(), "text/plain"
 
@@ -347,7 +348,8 @@ def test_a_net_module_computes_with_the_parameters_it_is_given() -> None:
         return Program("scale", {"a": _Scale([IN], [OUT])}, IN, OUT, parse, show)
 
     assert run_local(program(), [b"2"], is_strict=True).answers[0].body == b"6.5"
-    weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
+    with torch.inference_mode(is_inference):
+        weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
     runtime = LocalRuntime(program(), parameters={"a": weights})
     runtime.submit(b"2")
     runtime.step("a")

@@ -228,12 +228,13 @@ class NetModule(StreamModule):
             ProgramError: parameters that the net does not have, or lacks.
         """
         super().load(parameters, device)
-        net = self.build()
+        # Before the loading: parameters that a KeysManager put on a GPU are inference tensors.
+        net = self.build().requires_grad_(requires_grad=False)
         try:
             net.load_state_dict(dict(parameters), assign=True)
         except RuntimeError as error:
             raise ProgramError(f"{type(self).__name__}: {error}", 500) from error
-        self.net = net.to(device).eval().requires_grad_(requires_grad=False)
+        self.net = net.to(device).eval()
 
 
 class Program:
