@@ -98,6 +98,9 @@ class Generation:
         deadline_s: seconds from now within which it must finish, None for the pipeline's default.
         input: what the first stage works on beside the prompt (samples of sound), kept for replay.
         whole: tokens at the front of the prompt that the first stage takes in one row of their own.
+        resumed: new tokens that a former router made of this request; they count, and are not yielded again.
+        tenant: whose share of the pipeline it counts on, empty for those without an API key.
+        priority: the higher ones go first; 0 is ordinary.
     """
 
     prompt: Sequence[int]
@@ -109,11 +112,14 @@ class Generation:
     deadline_s: float | None = None
     input: bytes = b""
     whole: int = 0
+    resumed: Sequence[int] = ()
+    tenant: str = ""
+    priority: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes that it keeps while it waits."""
-        return 4 * len(self.prompt) + len(self.input)
+        return 4 * (len(self.prompt) + len(self.resumed)) + len(self.input)
 
 
 class Engine(Protocol):

@@ -73,7 +73,8 @@ class LoopingCore:
         self.gate.enter(request.nbytes)
         bounds = self.gate.bounds
         deadline_s = request.deadline_s if request.deadline_s is not None else bounds.default_deadline_s
-        session = Session(self._next, request, list(request.prompt), now_s, now_s + deadline_s, trail=trail)
+        tokens = [*request.prompt, *request.resumed]
+        session = Session(self._next, request, tokens, now_s, now_s + deadline_s, trail=trail)
         self._next += 1
         self.requests += 1
         self._sessions[session.number] = session
