@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from keystage.bench import engine_gpu, engine_gpu_bench, engine_gpu_parts
+from keystage.bench import engine, engine_gpu, engine_gpu_bench, engine_gpu_parts
 from keystage.bench.engine_gpu_bench import DRY, Bench
 from keystage.bench.engine_gpu_parts import PARTS, Part, measure
 from keystage.bench.engine_gpu_process import OrderError, Orders
@@ -18,6 +18,7 @@ from keystage.bench.engine_gpu_table import main, result
 from keystage.bench.engine_gpu_timeline import class_of
 from keystage.bench.engine_gpu_world import Up
 from keystage.bench.frame import BenchError
+from keystage.bundle.source_random import random_parameters
 
 CUT, EAGER = "8 stages, 1 worker", "transformers eager"
 
@@ -145,6 +146,53 @@ def test_which_way_tensors_took_is_read_from_the_workers_logs(tmp_path: Path) ->
         )
     up = Up("", cast("Any", None), cast("Any", None), tmp_path)
     assert up.hand_offs() == ["tensors for b.w go through device memory", "no handle 0", "no handle 1"]
+
+
+def test_idle_parts_of_workers_are_read_from_their_events(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+
+    def write(name: str, stages: list[int], *waves: tuple[float, float]) -> None:
+        lines = [{"t": 1.0, "event": "route"}]
+        lines += [{"t": t, "event": "wave", "stages": stages, "compute_s": s} for t, s in waves]
+        (tmp_path / "events" / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write("z.jsonl", [0, 3], (9.9, 0.5), (10.1, 0.2), (10.5, 0.3), (12.1, 0.9))
+    write("a.jsonl", [4, 7], (10.8, 0.8), (11.0, 0.2), (11.9, 0.5))
+    write("router.jsonl", [])
+    up = Up("", cast("Any", None), cast("Any", None), tmp_path)
+    assert up.idle_parts(10.0, 12.0) == pytest.approx([0.8, 0.25])
+
+
+def test_bubbles_are_told_for_systems_of_several_workers(tmp_path: Path) -> None:
+    found = record(tmp_path / "engine-gpu.jsonl")
+    found.add("idle", gpus=2, system="8 stages, 2 workers", batch=32, parts=[0.1, 0.3])
+    found.add("idle", gpus=2, system="8 stages, 2 workers", batch=32, parts=[0.2, 0.5])
+    found.add("idle", gpus=1, system=CUT, batch=32, parts=[0.1])
+    notes = [note for note in result(found.lines).notes if note.startswith("bubbles")]
+    assert len(notes) == 1
+    assert notes[0].endswith("8 stages, 2 workers (2 GPUs): b32 15, 40 %")
+
+
+def test_more_gpus_than_there_are_and_models_that_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_gpu, "_gpus", lambda: 2)
+    with pytest.raises(BenchError, match="--gpus 8: this machine shows 2"):
+        engine_gpu.run(gpus=8, out=tmp_path)
+    with pytest.raises(BenchError, match="for GPUs"):
+        engine.run(cpu=True, gpus=2, out=tmp_path)
+    bench = Bench(Record(tmp_path / "l.jsonl"), DRY, 2, True, tmp_path / "bundles", cast("Orders", None))
+    with pytest.raises(BenchError, match="1000000000 GB of parameters on a disk with"):
+        bench.check_room(10**18, 2)
+    bench.check_room(1000, 2)
+    assert [Bench(bench.record, DRY, n, True, tmp_path, bench.rival).several for n in (1, 4, 7, 8)] == [
+        [], [2, 4], [2, 4], [2, 4, 8]
+    ]  # fmt: skip
+
+
+def test_shapes_have_the_parameters_they_are_named_after() -> None:
+    found = {shape: round(random_parameters(shape) / 1e9, 1) for shape in ("llama-7b", "opt-13b", "opt-66b")}
+    assert found == {"llama-7b": 6.7, "opt-13b": 12.9, "opt-66b": 65.7}
 
 
 def test_nothing_measured_is_an_error_that_says_why(tmp_path: Path) -> None:

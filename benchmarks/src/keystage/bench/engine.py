@@ -25,6 +25,7 @@ def run(
     parts: str = "",
     seconds: float = 0.0,
     dry: bool = False,
+    gpus: int = 0,
 ) -> BenchResult:
     """Measures, and writes `engine-SECTION.json` and `engine.md`.
 
@@ -35,6 +36,7 @@ def run(
         out: folder for what is no result, and for everything outside a checkout.
         parts: on GPUs: which parts, by commas; empty for all (`engine_gpu_parts.PARTS`).
         seconds: on GPUs: nothing new is begun after so many; 0 for no bound.
+        gpus: use at most so many GPUs, 0: all that are there.
         dry: what runs on GPUs, with tiny shapes on the CPU, into the output folder.
 
     Raises:
@@ -42,14 +44,14 @@ def run(
     """
     is_gpu = dry or not (cpu or not _has_gpu())
     section, module = ("gpu", "engine_gpu") if is_gpu else ("cpu", "engine_cpu")
-    if not is_gpu and (parts or seconds):
-        raise BenchError("--parts and --seconds are for GPUs, and --dry")
+    if not is_gpu and (parts or seconds or gpus):
+        raise BenchError("--gpus, --parts and --seconds are for GPUs (none is used here), and --dry")
     if importlib.util.find_spec(f"keystage.bench.{module}") is None:
         raise BenchError(f"keystage.bench.{module} is not installed; --cpu measures on the CPU")
     options: dict[str, Any] = {}
     if is_gpu:
         chosen = [name for name in parts.split(",") if name]
-        options = {"parts": chosen, "dry": dry} | ({"seconds": seconds} if seconds else {})
+        options = {"parts": chosen, "dry": dry, "gpus": gpus} | ({"seconds": seconds} if seconds else {})
     result: BenchResult = importlib.import_module(f"keystage.bench.{module}").run(
         quick=quick, full=full, out=out, **options
     )

@@ -60,12 +60,28 @@ def steady_tokens_per_s(answers: Sequence[Answer]) -> float:
     Raises:
         BenchError: they never decoded all at once.
     """
+    begin_s, end_s = _steady(answers)
+    tokens = sum(_count_at(answer, end_s) - _count_at(answer, begin_s) for answer in answers)
+    return tokens / (end_s - begin_s)
+
+
+def steady_window(answers: Sequence[Answer]) -> tuple[float, float]:
+    """From when to when all of them decoded, in Unix seconds.
+
+    Raises:
+        BenchError: they never decoded all at once.
+    """
+    begin_s, end_s = _steady(answers)
+    offset_s = time.time() - time.perf_counter()
+    return begin_s + offset_s, end_s + offset_s
+
+
+def _steady(answers: Sequence[Answer]) -> tuple[float, float]:
     begin_s = max(answer.times_s[0][0] for answer in answers)
     end_s = min(answer.times_s[-1][0] for answer in answers)
     if end_s <= begin_s:
         raise BenchError("the requests never decoded all at once: more tokens are needed")
-    tokens = sum(_count_at(answer, end_s) - _count_at(answer, begin_s) for answer in answers)
-    return tokens / (end_s - begin_s)
+    return begin_s, end_s
 
 
 def _count_at(answer: Answer, at_s: float) -> int:

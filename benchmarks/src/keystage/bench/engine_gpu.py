@@ -35,8 +35,9 @@ def run(
     parts: Sequence[str] = (),
     seconds: float = TOTAL_S,
     dry: bool = False,
+    gpus: int = 0,
 ) -> BenchResult:
-    """Measures on all GPUs that are there.
+    """Measures on the GPUs that are there.
 
     Args:
         quick: a small decoder, one round.
@@ -45,20 +46,25 @@ def run(
         parts: which, in their order; none: all.
         seconds: after which nothing new is begun.
         dry: tiny shapes on the CPU: a rehearsal.
+        gpus: at most so many of them, 0: all.
 
     Raises:
-        BenchError: unknown part; nothing was measured.
+        BenchError: unknown part; fewer GPUs than asked for; nothing was measured.
     """
     unknown = [name for name in parts if name not in PARTS]
     if unknown:
         raise BenchError(f"no parts {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    there = gpus or DRY_GPUS if dry else _gpus()
+    if gpus > there:
+        raise BenchError(f"--gpus {gpus}: this machine shows {there}")
+    count = gpus or there
     sizes = DRY if dry else Sizes(decoder=QUICK_SHAPE, rounds=1) if quick else Sizes(rounds=3 * (1 + full))
     out.mkdir(parents=True, exist_ok=True)
     path = out / ("engine-dry.jsonl" if dry else LINES)
     record = Record(path)
     record.add("machine", **dataclasses.asdict(facts()))
     with Orders(engine_gpu_rivals.answer, "transformers") as rival:
-        bench = Bench(record, sizes, DRY_GPUS if dry else _gpus(), dry, out.absolute() / "bundles", rival)
+        bench = Bench(record, sizes, count, dry, out.absolute() / "bundles", rival)
         try:
             asyncio.run(measure(bench, [name for name in PARTS if not parts or name in parts], seconds))
         finally:

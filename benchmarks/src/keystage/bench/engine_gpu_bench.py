@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keystage.bench import engine_gpu_rivals
-from keystage.bench.engine_client import complete, steady_tokens_per_s
+from keystage.bench.engine_client import complete, steady_tokens_per_s, steady_window
 from keystage.bench.engine_gpu_process import OrderError, Orders
 from keystage.bench.engine_gpu_record import Record
 from keystage.bench.engine_gpu_world import (
@@ -38,8 +38,10 @@ class Sizes:
     Attributes:
         decoder: shape of the decoder that is cut.
         large: shape of the larger one.
+        huge: shape of one that takes several GPUs' memory.
         others: shapes of other families, with stages and requests at once.
         batches: requests at once.
+        wide: more requests at once, for several GPUs.
         prompt: tokens of each.
         firsts: lengths of prompts whose first token is timed.
         tokens: new tokens.
@@ -52,6 +54,7 @@ class Sizes:
 
     decoder: str = "llama-7b"
     large: str = "opt-13b"
+    huge: str = "opt-66b"
     others: Mapping[str, tuple[str, int, int]] = field(
         default_factory=lambda: {
             "bert": ("bert-large", 4, 64),
@@ -60,6 +63,7 @@ class Sizes:
         }
     )
     batches: Sequence[int] = (1, 8, 32)
+    wide: int = 128
     prompt: int = 512
     firsts: Sequence[int] = (512, 4096)
     tokens: int = 96
@@ -71,14 +75,14 @@ class Sizes:
 
 
 DRY = Sizes(
-    decoder="llama-tiny", large="opt-tiny",
+    decoder="llama-tiny", large="opt-tiny", huge="opt-tiny",
     others={
         "bert": ("bert-tiny", 2, 4),
         "whisper": ("whisper-mini", 2, 2),
         "wide_resnet": ("wide_resnet-tiny", 2, 2),
     },
-    batches=(1, 2), prompt=20, firsts=(20, 40), tokens=12, rounds=1, many=4, kv_bytes=64 << 20, rate_s=0.5,
-    rival_tokens=3,
+    batches=(1, 2), wide=3, prompt=20, firsts=(20, 40), tokens=12, rounds=1, many=4, kv_bytes=64 << 20,
+    rate_s=0.5, rival_tokens=3,
 )  # fmt: skip
 STAGES, DRY_STAGES = 8, 4
 RIVAL_S = 240.0
@@ -126,6 +130,15 @@ class Bench:
         """A device's name."""
         return "cpu" if self.is_dry else f"cuda:{index}"
 
+    @property
+    def several(self) -> list[int]:
+        """Numbers of GPUs beyond one that are measured: powers of two up to all that are there."""
+        return [count for count in (2, 4, 8) if count <= self.gpus]
+
+    def devices(self, count: int) -> list[str]:
+        """The first so many devices."""
+        return [self.device(index) for index in range(count)]
+
     def bundle(self, shape: str, stages: int) -> Path:
         """A split model, made if need be.
 
@@ -142,18 +155,45 @@ class Bench:
         self.record.add("note", text=f"{name} split in {time.monotonic() - begin_s:.1f} s")
         return made
 
+    def check_room(self, nbytes: int, gpus: int) -> None:
+        """Whether disk and devices can take a model of that size.
+
+        Raises:
+            BenchError: they cannot; names both sizes.
+        """
+        free = shutil.disk_usage(self.folder.parent).free
+        if free < nbytes + SPARE_BYTES:
+            raise BenchError(f"{nbytes / 1e9:.0f} GB of parameters on a disk with {free / 1e9:.0f} GB free")
+        if not self.is_dry:
+            import torch
+
+            memory = sum(torch.cuda.get_device_properties(i).total_memory for i in range(gpus))
+            if memory < 1.2 * nbytes:
+                sizes = f"{nbytes / 1e9:.0f} GB of parameters, {memory / 1e9:.0f} GB of memory"
+                raise BenchError(f"{sizes} on {gpus} GPUs")
+
     def spare(self, bundle: Path) -> None:
         """Removes a bundle that no other part uses, where the disk is short: 64 GiB do not hold all."""
         if shutil.disk_usage(self.folder).free < SPARE_BYTES:
             shutil.rmtree(bundle, ignore_errors=True)
 
-    def setup(self, bundle: Path, devices: Sequence[str], **more: Any) -> Setup:
-        """How a decoder runs."""
-        return Setup(bundle, devices, self.sizes.kv_bytes, max(self.sizes.batches), **more)
+    def setup(self, bundle: Path, devices: Sequence[str], *, rows: int = 0, **more: Any) -> Setup:
+        """How a decoder runs; `rows`: requests at once, the most of `Sizes.batches` where 0."""
+        most = max(self.sizes.batches)
+        rows = rows or most
+        return Setup(bundle, devices, self.sizes.kv_bytes * max(1, rows // most), rows, **more)
 
 
 async def way(
-    bench: Bench, gpus: int, name: str, setup: Setup, *, rival: str = "", rounds: int = 0, at_once: int = 1
+    bench: Bench,
+    gpus: int,
+    name: str,
+    setup: Setup,
+    *,
+    rival: str = "",
+    rounds: int = 0,
+    at_once: int = 1,
+    batches: Sequence[int] = (),
 ) -> None:
     """One of our ways: time per step and to the first token, beside a rival in turn.
 
@@ -164,9 +204,12 @@ async def way(
         setup: how it runs.
         rival: the eager rival's row, empty for none.
         rounds: how often, 0: `Sizes.rounds`.
-        at_once: requests are so many times those of `Sizes.batches`, for several replicas.
+        at_once: requests are so many times those of `batches`, for several replicas.
+        batches: requests at once, none: `Sizes.batches`.
     """
     sizes, record = bench.sizes, bench.record
+    batches = batches or sizes.batches
+    windows: list[tuple[int, float, float]] = []
     begin_s = time.monotonic()
 
     def tell(text: str) -> None:
@@ -175,16 +218,17 @@ async def way(
     async with asyncio.timeout(max(5.0, bench.left_s)), serving(setup, tell) as up:
         record.add("note", text=f"{name} ready after {time.monotonic() - begin_s:.1f} s")
         config = up.pipeline.config
-        warm = prompts_of(up.pipeline, max(sizes.batches) * at_once, WARM_PROMPT)
+        warm = prompts_of(up.pipeline, max(batches) * at_once, WARM_PROMPT)
         await complete(up.session, up.url, warm, WARM_TOKENS)
         if rival:  # its first steps load kernels, as ours did
-            for batch in sizes.batches:
+            for batch in batches:
                 ask(bench, "step", **_eager(gpus, config, batch, sizes.prompt, sizes.rival_tokens))
         for number in range(rounds or sizes.rounds):
-            for batch in sizes.batches:
+            for batch in batches:
                 prompts = prompts_of(up.pipeline, batch * at_once, sizes.prompt)
                 answers = (await complete(up.session, up.url, prompts, sizes.tokens)).answers
                 seconds = batch * at_once / steady_tokens_per_s(answers)
+                windows.append((batch * at_once, *steady_window(answers)))
                 record.add(
                     "step", gpus=gpus, system=name, batch=batch * at_once, seconds=seconds, round=number
                 )
@@ -199,6 +243,8 @@ async def way(
         for said in up.hand_offs():
             record.add("note", text=f"{name}: {said}")
         record.add("waves", gpus=gpus, system=name, seconds={str(k): v for k, v in up.waves_s().items()})
+        for batch, begin_s, end_s in windows:
+            record.add("idle", gpus=gpus, system=name, batch=batch, parts=up.idle_parts(begin_s, end_s))
 
 
 async def _first(bench: Bench, up: Up, name: str, gpus: int, length: int, rival: str) -> None:

@@ -17,6 +17,7 @@ from keystage.bench.engine_gpu_process import Orders
 from keystage.bench.engine_gpu_world import Setup, items_per_s, serving
 from keystage.bundle import store
 from keystage.bundle.dtypes import ITEM_BYTES
+from keystage.bundle.source_random import random_parameters
 from keystage.loadgen.target import Target
 from keystage.local.traffic import traffic_of
 
@@ -100,12 +101,37 @@ async def handoff(bench: Bench) -> None:
 async def gpus(bench: Bench) -> None:
     """Several GPUs: eight stages over as many workers, beside a device map."""
     bundle = bench.bundle(bench.sizes.decoder, bench.stages)
-    for count in (2, 4, 8):
-        if count <= bench.gpus:
-            setup = bench.setup(bundle, [bench.device(i) for i in range(count)])
-            name = f"{bench.stages} stages, {count} workers"
-            rival = f"transformers eager, device map over {count}"
-            await _or_told(bench, way(bench, count, name, setup, rival=rival))
+    wide = bench.sizes.wide
+    for count in bench.several:
+        setup = bench.setup(bundle, bench.devices(count), rows=wide)
+        name = f"{bench.stages} stages, {count} workers"
+        rival = f"transformers eager, device map over {count}"
+        batches = (*bench.sizes.batches, wide)
+        await _or_told(bench, way(bench, count, name, setup, rival=rival, batches=batches))
+
+
+async def waves(bench: Bench) -> None:
+    """Several GPUs: 1, 2, 4, 8 waves in flight over all of them."""
+    bundle = bench.bundle(bench.sizes.decoder, bench.stages)
+    count, wide = bench.several[-1], bench.sizes.wide
+    for number in (1, 2, 4, 8):
+        env = {"KEYSTAGE_WAVES": str(number)}
+        setup = bench.setup(bundle, bench.devices(count), rows=wide, env=env)
+        name = f"{bench.stages} stages, {count} workers, {number} wave{'s' * (number > 1)}"
+        batches = (bench.sizes.batches[-1], wide)
+        await _or_told(bench, way(bench, count, name, setup, rounds=1, batches=batches))
+
+
+async def huge(bench: Bench) -> None:
+    """All GPUs: a 66B shape in eight stages, beside a device map."""
+    shape, count = bench.sizes.huge, bench.several[-1]
+    bench.check_room(2 * random_parameters(shape), count)
+    setup = bench.setup(bench.bundle(shape, bench.stages), bench.devices(count), rows=bench.sizes.wide)
+    # 2.3 MiB a position, four times those of the decoder.
+    setup = replace(setup, kv_bytes=4 * setup.kv_bytes)
+    name, rival = f"{shape}, {bench.stages} stages, {count} workers", f"{shape}, device map over {count}"
+    batches = (*bench.sizes.batches, bench.sizes.wide)
+    await way(bench, count, name, setup, rival=rival, rounds=1, batches=batches)
 
 
 async def replicas(bench: Bench) -> None:
@@ -199,6 +225,8 @@ PARTS: dict[str, Part] = {
     "large": Part(large, 330),
     "gpus": Part(gpus, 300, 2),
     "replicas": Part(replicas, 240, 2),
+    "waves": Part(waves, 300, 2),
+    "huge": Part(huge, 900, 2),
 }
 """In the order in which they run: what everything else needs, and what failed before, first."""
 

@@ -74,7 +74,7 @@ def _forget() -> None:
 
 
 def _made(key: object, make: Callable[[], Any], place: Callable[[Any], Any] | None = None) -> Any:
-    """The model of an order, kept for the next; made in bf16 on the first device, then placed."""
+    """The model of an order, kept for the next; in bf16, on the first device or where `place` puts it."""
     import torch
 
     if _loaded["key"] == key:
@@ -83,7 +83,7 @@ def _made(key: object, make: Callable[[], Any], place: Callable[[Any], Any] | No
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device(_device()):
+        with torch.device(_device() if place is None else "meta"):
             model = make()
     finally:
         torch.set_default_dtype(before)
@@ -104,17 +104,26 @@ def _decoder(config: Mapping[str, Any], gpus: int) -> Any:
 
 
 def _spread(model: Any, config: Mapping[str, Any], gpus: int) -> Any:
-    """Over several GPUs, as `device_map` does it."""
+    """Over several GPUs, as `device_map` does it; each layer is made where it belongs: no GPU holds all."""
     import torch
     from accelerate import dispatch_model
 
     there = [index if torch.cuda.is_available() else "cpu" for index in range(gpus)]
     layers = config["num_hidden_layers"]
+    is_opt = config["model_type"] == "opt"
+    root, ends = ("model.decoder", ("embed_positions", "final_layer_norm")) if is_opt else (
+        "model", ("rotary_emb", "norm"))  # fmt: skip
     places: dict[str, Any] = {
-        "model.embed_tokens": there[0], "model.rotary_emb": there[0],
-        "model.norm": there[-1], "lm_head": there[-1],
+        f"{root}.embed_tokens": there[0], f"{root}.{ends[0]}": there[0],
+        f"{root}.{ends[1]}": there[-1], "lm_head": there[-1],
     }  # fmt: skip
-    places |= {f"model.layers.{i}": there[i * gpus // layers] for i in range(layers)}
+    places |= {f"{root}.layers.{i}": there[i * gpus // layers] for i in range(layers)}
+    for name, place in places.items():
+        part = model.get_submodule(name).to_empty(device=place)
+        for parameter in part.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        for buffer in part.buffers():
+            buffer.fill_(0.5)  # frequencies of a rotation: any will do
     return dispatch_model(model, places)
 
 

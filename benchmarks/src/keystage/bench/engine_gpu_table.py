@@ -36,6 +36,7 @@ class Measured:
         self._first: dict[tuple[int, str, int], list[float]] = defaultdict(list)
         self._rate: dict[tuple[int, str], list[float]] = defaultdict(list)
         self._waves: dict[tuple[int, str], dict[str, float]] = {}
+        self._idle: dict[tuple[int, str, int], list[list[float]]] = defaultdict(list)
         self.limit: Line = {}
         self.timelines = [line for line in lines if line["kind"] == "timeline"]
         self.errors = [line["text"] for line in lines if line["kind"] == "error"]
@@ -54,6 +55,8 @@ class Measured:
                 self._rate[line["gpus"], line["system"]].append(line["items_per_s"])
             case "waves":
                 self._waves[line["gpus"], line["system"]] = line["seconds"]
+            case "idle":
+                self._idle[line["gpus"], line["system"], line["batch"]].append(line["parts"])
             case "limit":
                 self.limit = line
 
@@ -76,6 +79,15 @@ class Measured:
         batches = sorted({batch for _, _, batch in self._step})
         prompts = sorted({prompt for _, _, prompt in self._first})
         return [self._row(*key, batches, prompts) for key in self.systems]
+
+    def idle(self) -> list[str]:
+        """What part of the time each worker computed nothing, a line for each system of several."""
+        found: dict[tuple[int, str], list[str]] = defaultdict(list)
+        for (gpus, system, batch), rounds in self._idle.items():
+            if len(rounds[0]) > 1:
+                parts = np.median([r for r in rounds if len(r) == len(rounds[0])], axis=0)
+                found[gpus, system].append(f"b{batch} " + ", ".join(f"{100 * part:.0f}" for part in parts))
+        return [f"{system} ({gpus} GPUs): {'; '.join(texts)} %" for (gpus, system), texts in found.items()]
 
     def _row(self, gpus: int, system: str, batches: list[int], prompts: list[int]) -> dict[str, Any]:
         row: dict[str, Any] = {"GPUs": gpus, "system": system}
@@ -109,7 +121,12 @@ def result(lines: Sequence[Line]) -> BenchResult:
         name: Figure(f.samples, f.meaning, TARGETS.get(name, ""), f.max_spread_ratio)
         for name, f in found.items()
     }
-    notes = [*_about(measured), *_times(measured), *(f"Not measured: {text}" for text in measured.errors)]
+    notes = [
+        *_about(measured),
+        *_times(measured),
+        *_bubbles(measured),
+        *(f"Not measured: {text}" for text in measured.errors),
+    ]
     return BenchResult(measured.rows(), targeted, notes)
 
 
@@ -200,6 +217,13 @@ def _times(measured: Measured) -> list[str]:
             f"{line['busy_us']:.0f} (time, launches: {parts}), launch, waiting and host {idle_us:.0f}"
         )
     return notes
+
+
+def _bubbles(measured: Measured) -> list[str]:
+    return [
+        f"bubbles, the part of the time in which a worker computed nothing, {text}"
+        for text in measured.idle()
+    ]
 
 
 def main(arguments: Sequence[str]) -> None:

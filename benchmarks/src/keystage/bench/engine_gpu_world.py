@@ -86,6 +86,27 @@ class Up:
             by_rows[rows] += float(np.median(seconds))
         return dict(by_rows)
 
+    def idle_parts(self, begin_s: float, end_s: float) -> list[float]:
+        """Part of a time in which each worker computed nothing (bubbles), in the order of the stages.
+
+        Args:
+            begin_s: beginning of the time, Unix seconds.
+            end_s: its end.
+        """
+        found: dict[tuple[int, str], float] = {}
+        for path in sorted((self.home / "events").glob("*")):
+            waves = [
+                e for e in map(msgspec.json.decode, path.read_bytes().splitlines()) if e["event"] == "wave"
+            ]
+            if not waves:
+                continue
+            # An event is written at the end of its wave; one that began before counts by its part.
+            ends = (
+                (e["t"], min(e["compute_s"], e["t"] - begin_s)) for e in waves if begin_s < e["t"] <= end_s
+            )
+            found[waves[0]["stages"][0], path.name] = sum(seconds for _, seconds in ends)
+        return [max(0.0, 1 - busy_s / (end_s - begin_s)) for _, busy_s in sorted(found.items())]
+
     def hand_offs(self) -> list[str]:
         """What the workers have said of the ways that their tensors take."""
         found: dict[str, None] = {}

@@ -61,6 +61,7 @@ def bench(
     speed: Annotated[
         float | None, typer.Option(min=0.1, max=1000, help="bench soak: of the trace, live; 10 by default")
     ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="bench engine: at most so many GPUs")] = None,
     dry: Annotated[
         bool | None, typer.Option("--dry", help="bench engine: the GPUs' run, tiny and on the CPU")
     ] = None,
@@ -81,7 +82,7 @@ def bench(
     options |= {option: value for option, value in (("full", full), ("out", out)) if option in known}
     for option, given in (
         ("mb", mb), ("gb", gb), ("device", device), ("cpu", cpu), ("parts", parts),
-        ("seconds", seconds), ("speed", speed), ("dry", dry),
+        ("seconds", seconds), ("speed", speed), ("dry", dry), ("gpus", gpus),
     ):  # fmt: skip
         if given is not None and option not in known:
             fail(f"bench {name} has no --{option}", 2)

@@ -18,6 +18,7 @@ import msgspec
 
 from keystage.bundle.dtypes import FLOAT_NAMES, ITEM_BYTES, SAFETENSORS_NAMES
 from keystage.bundle.errors import BundleError
+from keystage.wire.unreadable import UNREADABLE
 
 _ALIGN_BYTES = 64
 _MAX_HEADER_BYTES = 100_000_000
@@ -89,7 +90,7 @@ def _entries(path: Path, raw: bytes, data_bytes: int) -> dict[str, TensorEntry]:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         fields.pop("__metadata__", None)
         entries = {n: msgspec.json.decode(field, type=TensorEntry) for n, field in fields.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BundleError(f"{path}: garbled safetensors header: {error}") from error
     for name, entry in entries.items():
         start, end = entry.data_offsets

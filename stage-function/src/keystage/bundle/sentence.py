@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from keystage.bundle.errors import SplitError
+from keystage.wire.unreadable import UNREADABLE
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -60,7 +61,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     try:
         listed = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
         return [(str(entry["type"]).rpartition(".")[2], str(entry.get("path", ""))) for entry in listed]
-    except (OSError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, KeyError, *UNREADABLE) as error:
         raise SplitError(f"{path}: garbled list of modules: {error}") from error
 
 

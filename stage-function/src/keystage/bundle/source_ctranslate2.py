@@ -23,6 +23,7 @@ import msgspec
 
 from keystage.bundle.errors import SplitError
 from keystage.bundle.source import Vocabulary
+from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     import torch
@@ -229,7 +230,7 @@ class Ctranslate2Source:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except OSError as error:
             raise SplitError(f"{path}: {error.strerror or error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise SplitError(f"{path}: garbled JSON: {error}") from error
 
 

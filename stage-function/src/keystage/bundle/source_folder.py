@@ -17,6 +17,7 @@ from keystage.bundle.errors import BundleError, SplitError
 from keystage.bundle.safetensors_file import Header, parse_header, read_range
 from keystage.bundle.sentence import pooling
 from keystage.bundle.source import Vocabulary
+from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +152,7 @@ class FolderSource:
             return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except OSError as error:
             raise SplitError(f"{path}: {error.strerror or error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise SplitError(f"{path}: garbled JSON: {error}") from error
 
 

@@ -94,6 +94,21 @@ class RandomSource:
         return values
 
 
+def random_parameters(shape: str) -> int:
+    """Parameters that a shape has.
+
+    Raises:
+        SplitError: unknown shape.
+    """
+    config = shape_config(shape)
+    family = family_of(config)
+    whole = StageRole(0, family.shape(config).layers, is_first=True, is_last=True)
+    return sum(
+        math.prod(shape)
+        for shape in {t.source: t.shape for t in family.stage_tensors(config, whole)}.values()
+    )
+
+
 def random_identity(shape: str) -> str:
     """SHA-256 (hex) of what decides the parameters.
 

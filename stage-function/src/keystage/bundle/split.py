@@ -30,6 +30,7 @@ from keystage.bundle.stage_file import write_stages
 from keystage.models.base import Family, StageRole
 from keystage.models.families import family_of
 from keystage.models.single_pass import SinglePassFamily
+from keystage.wire.unreadable import UNREADABLE
 
 SPLIT_FILE = "split.json"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
@@ -251,6 +252,6 @@ def _is_made(folder: Path, key: str) -> bool:
         pipeline = store.load(folder)
         for stage in pipeline.stages:
             store.check_size(folder, stage)
-    except (OSError, msgspec.DecodeError, BundleError):
+    except (OSError, BundleError, *UNREADABLE):
         return False
     return not pipeline.tokenizer or (folder / pipeline.tokenizer).is_file()

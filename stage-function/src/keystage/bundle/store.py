@@ -17,6 +17,7 @@ from keystage.bundle.api import BUNDLE_VERSION, Pipeline, StageProfile, StageSpe
 from keystage.bundle.errors import BundleError
 from keystage.bundle.hashing import file_chunks, identity
 from keystage.streams import graph_checks
+from keystage.wire.unreadable import UNREADABLE
 
 PIPELINE_FILE = "pipeline.json"
 
@@ -72,7 +73,7 @@ def decode(body: bytes, path: Path) -> Pipeline:
         if version != BUNDLE_VERSION:
             raise BundleError(f"{path}: bundle version {version!r}, this program reads {BUNDLE_VERSION}")
         pipeline = msgspec.json.decode(body, type=Pipeline)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BundleError(f"{path}: not a pipeline description: {error}") from error
     _check_stages(path, pipeline)
     _check_program(path, pipeline)
