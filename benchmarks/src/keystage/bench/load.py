@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keystage.bench import load_rivals
+from keystage.bench import load_rivals, load_spread
 from keystage.bench.frame import BenchError, BenchResult, Figure
 from keystage.bench.load_bundles import STAGE, write_bundle
 from keystage.bench.load_world import LoadWorld, Replica, Timeline
@@ -65,7 +65,13 @@ class Way:
 
 
 def run(
-    *, quick: bool = False, gb: float = 0.0, device: str = "", threads: int = 1, rounds: int = 0
+    *,
+    quick: bool = False,
+    gb: float = 0.0,
+    device: str = "",
+    threads: int = 1,
+    rounds: int = 0,
+    gpus: int = 0,
 ) -> BenchResult:
     """Measures.
 
@@ -75,12 +81,15 @@ def run(
         device: `cpu`, `cuda`, `cuda:N`; empty: a GPU where there is one.
         threads: of a worker on the CPU.
         rounds: starts by each way; 0: 7, or 3 in the quick form.
+        gpus: over how many the parameters are spread from one, 0: over all that are there.
 
     Raises:
-        BenchError: a start failed, took another way than the one measured, or computed something else.
+        BenchError: fewer GPUs than asked for; a start failed, took another way than the one measured, or
+            computed something else.
     """
     device = _device(device)
     is_gpu = device.startswith("cuda")
+    spread_over = _spread_over(gpus, is_gpu=is_gpu)
     gib = gb or (GPU_GIB if is_gpu else CPU_GIB)
     dtype = "bfloat16" if is_gpu else "float32"
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
@@ -102,9 +111,13 @@ def run(
                 _one(way, folders[number % BUNDLES], check)
         rows = [_row(way) for way in ways.values()]
         rows += _in_a_row(world, folders, check, is_gpu=is_gpu)
+        several = spread_over > 1
+        spreads = load_spread.measure(world, folders[0], spread_over, rounds) if several else []
         notes = _notes(world, ways, rivals, nbytes)
     rows += [_rival_row(rival) for rival in rivals if rival.seconds]
-    return BenchResult(rows, _figures(ways, rivals, is_gpu=is_gpu), notes)
+    rows += [spread.row() for spread in spreads]
+    figures = _figures(ways, rivals, is_gpu=is_gpu)
+    return BenchResult(rows, figures | (load_spread.figures(spreads) if spreads else {}), notes)
 
 
 def output_of(replica: Replica, pipeline: Pipeline) -> str:
@@ -145,6 +158,15 @@ def _device(asked: str) -> str:
     if asked:
         raise BenchError(f"--device {asked}: this machine shows no GPU ({reason})")
     return "cpu"
+
+
+def _spread_over(asked: int, *, is_gpu: bool) -> int:
+    from keystage.keysmanager.inventory import gpus
+
+    there = len(gpus()[0]) if is_gpu else 0
+    if asked > there:
+        raise BenchError(f"--gpus {asked}: this machine shows {there}")
+    return asked or there
 
 
 def _ways(world: LoadWorld, folders: Sequence[Path], *, is_gpu: bool, quick: bool) -> dict[str, Way]:

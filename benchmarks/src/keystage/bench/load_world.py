@@ -72,7 +72,7 @@ class Replica:
     def __init__(self, pid: int, wanted_s: float, port: int, lifeline: int, log: Path, via: str) -> None:
         self.pid = pid
         self.via = via
-        self._wanted_s = wanted_s
+        self.wanted_s = wanted_s
         self._forked_s = time.monotonic() - wanted_s
         self._port = port
         self._lifeline = lifeline
@@ -92,7 +92,7 @@ class Replica:
                 report = StartReport()
             if report.ready_s:
                 ends = (report.mapped_s, report.listening_s, report.forward_s, report.ready_s)
-                return Timeline(self._forked_s, *(end - self._wanted_s for end in ends))
+                return Timeline(self._forked_s, *(end - self.wanted_s for end in ends))
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 break
             time.sleep(POLL_S)
@@ -258,6 +258,20 @@ class LoadWorld:
         self._wait(
             lambda status: len(status.standbys) == count and all(map(is_warm, status.standbys)),
             f"{count} idle standbys with {len(identities)} segments registered",
+        )
+
+    def keep_standbys_on(self, bundle: Path, devices: Sequence[str], count: int = 1) -> None:
+        """Waits until so many are idle on each of the devices; they register nothing."""
+        for device in devices:
+            env = {**self._env(bundle, "standby"), "KEYSTAGE_DEVICE": device, REGISTER_BYTES: "0"}
+            wish = Standbys(name=self.name(bundle), env=env, count=count)
+            asyncio.run(self.client.standbys(wish, self._life[0]))
+        wanted = count * len(devices)
+        self._wait(
+            lambda status: (
+                len(status.standbys) == wanted and all(one.state == "idle" for one in status.standbys)
+            ),
+            f"{wanted} idle standbys on {', '.join(devices)}",
         )
 
     def hold(self, bundles: list[Path]) -> None:

@@ -61,7 +61,7 @@ def bench(
     speed: Annotated[
         float | None, typer.Option(min=0.1, max=1000, help="bench soak: of the trace, live; 10 by default")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="bench engine: at most so many GPUs")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="bench engine, load: at most so many GPUs")] = None,
     dry: Annotated[
         bool | None, typer.Option("--dry", help="bench engine: the GPUs' run, tiny and on the CPU")
     ] = None,

@@ -2,7 +2,8 @@
 
 A replica that has its parameters in one arena publishes a CUDA IPC handle as a small file in the
 owner's run folder (mode 0700: who reads it may map the memory); a replica that starts finds the files
-of its parameters' identity there and copies from the first live exporter, same card first. The
+of its parameters' identity there and copies from a live exporter, same card first, then one that fewest
+copy from: each copy makes one more exporter, so that many replicas at once copy along a tree. The
 exporter need not do anything. A dead exporter is a named error, and the caller goes on with host
 memory; an exporter that died while it was copied from counts as dead, since its memory may have been
 given to somebody else meanwhile.
@@ -11,6 +12,7 @@ given to somebody else meanwhile.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from keystage.wire.cuda_driver import CudaError, Driver
+from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     import torch
@@ -116,31 +119,57 @@ def publish(folder: Path, replica: str, exported: Exported) -> Path:
     return path
 
 
-def published(folder: Path, identity: str, device: str) -> list[Exported]:
-    """Live exporters of these parameters, those on the GPU with UUID `device` first."""
-    found = [one for one in _read(folder) if one.identity == identity and one.pid != os.getpid()]
-    return sorted(found, key=lambda one: one.device != device)
+def published(folder: Path, identity: str, device: str) -> list[tuple[Path, Exported]]:
+    """Live exporters of these parameters, with their files: nearest to a GPU first, then least busy."""
+    found = [entry for entry in _read(folder) if entry[1].identity == identity]
+    others = [(path, one) for path, one in found if one.pid != os.getpid()]
+    return sorted(others, key=lambda entry: (entry[1].device != device, _readers(entry[0])))
 
 
 def fill(folder: Path, identity: str, target: torch.Tensor) -> tuple[Exported, float] | None:
     """Fills `target` from whoever has published these parameters; None: from nobody."""
-    for exported in published(folder, identity, _uuid(target.device)):
-        with contextlib.suppress(PeerGpuError):  # the next one, or host memory
+    for path, exported in published(folder, identity, _uuid(target.device)):
+        with contextlib.suppress(PeerGpuError), reading(path):  # else the next one, or host memory
             return exported, copy_from(exported, target)
     return None
 
 
-def _read(folder: Path) -> Iterator[Exported]:
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Tells others, while it lasts, that this process copies from the exporter of a file."""
+    mark = path.with_name(f"{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        mark.touch(mode=0o600)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink(missing_ok=True)
+
+
+def _readers(path: Path) -> int:
+    """Living processes that copy from an exporter now; marks of dead ones are swept."""
+    count = 0
+    for mark in path.parent.glob(f"{glob.escape(path.name)}.*"):
+        pid = mark.suffix[1:]
+        if pid.isdigit() and _started(int(pid)):
+            count += 1
+        else:
+            mark.unlink(missing_ok=True)
+    return count
+
+
+def _read(folder: Path) -> Iterator[tuple[Path, Exported]]:
     for path in folder.glob(f"*{_SUFFIX}"):
         try:
             exported = msgspec.msgpack.decode(path.read_bytes(), type=Exported)
             _check_alive(exported)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             continue
         except PeerGpuError:
             path.unlink(missing_ok=True)
             continue
-        yield exported
+        yield path, exported
 
 
 def _check_alive(exported: Exported) -> None:
