@@ -28,7 +28,7 @@ class World:
 
     Attributes:
         running: standbys by number, with their shape.
-        free_bytes: of the one GPU.
+        free_bytes: of each of the two GPUs.
         is_short: of host memory.
     """
 
@@ -46,7 +46,10 @@ class World:
         )
 
     def _gpus(self) -> list[Gpu]:
-        return [Gpu(index=0, uuid="GPU-0", name="g", total_bytes=100 * GIB, free_bytes=self.free_bytes)]
+        return [
+            Gpu(index=n, uuid=f"GPU-{n}", name="g", total_bytes=100 * GIB, free_bytes=self.free_bytes)
+            for n in range(2)
+        ]
 
     def tell(self, event: events.Event) -> None:
         self._now_s += 10.0
@@ -119,6 +122,19 @@ def test_key_stages_get_one_each_of_their_class_once_a_replica_has_shown_how(run
             assert wish is not None
             assert (wish.is_own, wish.device) == (True, "cuda:0")
             assert (wish.env["KEYSTAGE_REPLICA"], wish.env["KEYSTAGE_KV_BYTES"]) == ("standby", "1000")
+
+    run(body)
+
+
+def test_one_waits_on_the_gpu_where_the_next_replica_goes(run: Run) -> None:
+    async def body(world: World) -> None:
+        await world.list_stages(1)
+        await world.fork(1, KEYSTAGE_DEVICE="cuda:1", KEYSTAGE_NEXT_DEVICE="cuda:0")
+        assert await world.looks() == [1]
+        (shape,) = world.running.values()
+        wish = world.standbys.wish(shape)
+        assert wish is not None
+        assert wish.device == wish.env["KEYSTAGE_DEVICE"] == "cuda:0"
 
     run(body)
 

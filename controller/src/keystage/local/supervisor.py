@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
@@ -19,6 +20,7 @@ from typing import Any, assert_never
 import aiohttp
 import msgspec
 
+from keystage.keysmanager import inventory
 from keystage.local import cores, key_stages, logs, starts, store
 from keystage.local.adopted import Orphans
 from keystage.local.api import FunctionRecord, KeyStageList, Load, NodeRecord, StartRecord, Usage, View
@@ -39,6 +41,7 @@ from keystage.local.events import (
     Terminate,
     Ticked,
 )
+from keystage.local.gpus import DEVICE, Gpus
 from keystage.local.home import Home
 from keystage.local.launcher import Launcher
 from keystage.local.ledger import Bounds, Ledger
@@ -92,6 +95,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._probes: dict[str, list[asyncio.Task[None]]] = {}
         self._pins = cores.Pins(os.sched_getaffinity(0))
+        self._gpus = Gpus(inventory.visible(inherited))
         self._session: aiohttp.ClientSession | None = None
         self._offset_s = time.time() - time.monotonic()
         self._starts = starts.Starts(self._offset_s)
@@ -315,6 +319,10 @@ class Supervisor:
             secrets=secrets_folder,
             timeout_s=self._timeout_s,
         )
+        device = start.deployment.envVars.get(DEVICE, "")
+        living = {record.replica for record in self._ledger.replicas()}
+        if chosen := self._gpus.assign(start.replica, function, device, living):
+            command = dataclasses.replace(command, env={**command.env, **chosen})
         self._starts.wanted(start.replica, function, start.node, start.wanted_at_s)
         self._launcher.start(start, command)
 

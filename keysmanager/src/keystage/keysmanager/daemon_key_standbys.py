@@ -29,6 +29,8 @@ log = logging.getLogger("keystage.keysmanager")
 
 LOOK_S = 1.0
 """What a worker takes where its environment names nothing."""
+DEVICE, NEXT_DEVICE = "KEYSTAGE_DEVICE", "KEYSTAGE_NEXT_DEVICE"
+"""Of a replica, and of the next one of its function, where they have a GPU each."""
 _LEARNED_LIMIT = 256
 _OWN = ("KEYSTAGE_REPLICA", "KEYSTAGE_EVENTS")
 """Of one replica alone."""
@@ -79,7 +81,7 @@ class KeyStandbys:
             env: as the replica gets it.
             parameters: of its stages.
         """
-        is_cuda = env.get("KEYSTAGE_DEVICE", "").startswith("cuda")
+        is_cuda = env.get(DEVICE, "").startswith("cuda")
         if not self._each or len(parameters) != 1 or not is_cuda or not daemon_needs.can_be_standby(fork):
             return
         name = parameters[0].name
@@ -151,7 +153,7 @@ class KeyStandbys:
             kv_bytes = env.get("KEYSTAGE_KV_BYTES", "")
             kept_bytes = (int(kv_bytes) if kv_bytes.isdecimal() else 0) or KV_BYTES_A_STAGE
             need_bytes = parameters.nbytes + CONTEXT_BYTES + kept_bytes
-            gpu = gpu_of(env["KEYSTAGE_DEVICE"], env.get("CUDA_VISIBLE_DEVICES", ""), gpus)
+            gpu = gpu_of(env[DEVICE], env.get("CUDA_VISIBLE_DEVICES", ""), gpus)
             yield _Wanted(Class(shape, counts[shape], gpu, need_bytes), env)
 
     def _shape(self, parameters: Parameters) -> tuple[str, dict[str, str]] | None:
@@ -161,6 +163,7 @@ class KeyStandbys:
         if learned is None:
             return None
         env = {**learned, STAGES: str(name.stage), "KEYSTAGE_REPLICA": "standby"}
+        env[DEVICE] = env.get(NEXT_DEVICE) or env[DEVICE]
         try:
             needs = daemon_needs.of({**env, BUNDLE: name.bundle})
             return needs.shape(parameters, self._names.pipeline(parameters.identity, name)), env

@@ -9,7 +9,7 @@ GPUs, and a reason says which of them is missing.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from keystage.keysmanager.api import Gpu
@@ -31,6 +31,17 @@ def gpus(nvml: Any = None) -> tuple[tuple[Gpu, ...], str]:
         GPUs, and a reason that is empty where nothing is missing.
     """
     return each(_gpu, nvml)
+
+
+def visible(environment: Mapping[str, str]) -> int:
+    """How many GPUs processes with this environment see: NVML's, less what CUDA_VISIBLE_DEVICES hides."""
+    there = len(gpus()[0])
+    shown = environment.get("CUDA_VISIBLE_DEVICES")
+    if shown is None or not there:
+        return there
+    named = [part.strip() for part in shown.split(",")]
+    # As CUDA reads it: what follows an entry that is none does not count.
+    return min(there, next((n for n, part in enumerate(named) if part in ("", "-1")), len(named)))
 
 
 def each(read: Callable[[Any, int], T], nvml: Any = None) -> tuple[tuple[T, ...], str]:

@@ -36,6 +36,7 @@ from keystage.controller.platforms.local_cap import Machine
 from keystage.controller.platforms.local_view import Seen, snapshot_of
 from keystage.controller.platforms.router_stats import RouterReader
 from keystage.controller.platforms.unix_http import UnixConnection, exchange
+from keystage.keysmanager import inventory
 from keystage.local.api import (
     Cpu,
     Desired,
@@ -68,6 +69,7 @@ class LocalPlatform:
         self._published = home / "key-stages.json"
         self._timeout_s = timeout_s
         self._budget = budget_replicas
+        self._gpus = inventory.visible(os.environ)
         self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
         self._bundles = Bundles(home / "bundles")  # not started: those in local folders are known
         self._nodes_known: list[NodeRecord] = []
@@ -95,7 +97,7 @@ class LocalPlatform:
                 unread=unread,
                 bundles=bundles,
                 cpu_work=work,
-                machine=Machine(len(os.sched_getaffinity(0)), memory.available),
+                machine=Machine(len(os.sched_getaffinity(0)), memory.available, self._gpus),
                 budget_replicas=self._budget,
                 nodes=self._nodes(),
                 tells_load=True,

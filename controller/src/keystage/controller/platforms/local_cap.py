@@ -3,9 +3,9 @@
 Before it: function records. After it: `FunctionView.cap` with its reason. Rule: the cores are shared
 evenly among the CPU stage functions, each replica taking its threads; at least one each. Beyond that
 replicas take turns on the same cores: more processes, no more work. And a further replica needs
-memory for its own copy of the parameters. All replicas of a GPU stage are given the same GPU on one
-machine, where a further one takes turns with the first: one each. Emulated stages only sleep and are
-not capped.
+memory for its own copy of the parameters. Replicas of a stage on `cuda` are given a GPU each
+(`local.gpus`), those on `cuda:N` share one: beyond that they take turns. Emulated stages only sleep and
+are not capped.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ RUNTIME_BYTES = 400 << 20
 """Interpreter, torch and buffers of one CPU worker."""
 
 
-GPU_CAP = 1
-GPU_REASON = "all replicas of a stage share one GPU here: more would take turns"
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
-    """What replicas share: cores this process may use, and bytes of memory available now."""
+    """What replicas share: cores and GPUs this process may use, and bytes of memory available now."""
 
     cores: int
     available_bytes: int
+    gpus: int = 0
 
 
 def is_capped(device: str) -> bool:
@@ -63,3 +60,15 @@ def cap_of(
         f"{machine.cores} cores for CPU stages of {threads_of_all} threads together "
         f"({threads} here): more replicas would take turns"
     )
+
+
+def gpu_cap_of(machine: Machine, device: str) -> tuple[int, str]:
+    """The cap of one GPU stage function and its reason.
+
+    Args:
+        machine: how many GPUs it has.
+        device: `cuda`: a replica may have any of them; `cuda:N`: all have that one.
+    """
+    if device == "cuda" and machine.gpus > 1:
+        return machine.gpus, f"{machine.gpus} GPUs here, one for each replica: more would take turns"
+    return 1, "all replicas of a stage share one GPU here: more would take turns"

@@ -31,7 +31,7 @@ from keystage.controller.domain.snapshot import (
     Starting,
     WorkerSample,
 )
-from keystage.controller.platforms.local_cap import GPU_CAP, GPU_REASON, Machine, cap_of, is_on_gpu
+from keystage.controller.platforms.local_cap import Machine, cap_of, gpu_cap_of, is_on_gpu
 from keystage.controller.platforms.local_cpu import Cores, Work, cpu_views
 from keystage.controller.platforms.local_device import batch_of, cores_of, device_of, is_on_cpu, threads_of
 from keystage.controller.platforms.local_labels import scaling_of
@@ -186,7 +186,8 @@ def _stage(
         cap, reason = cap_of(seen.machine, threads_of(record), machine.threads, nbytes, running)
         scale = msgspec.structs.replace(scale, cap=cap, cap_reason=reason)
     elif is_on_gpu(device_of(record)):
-        scale = msgspec.structs.replace(scale, cap=GPU_CAP, cap_reason=GPU_REASON)
+        cap, reason = gpu_cap_of(seen.machine, device_of(record))
+        scale = msgspec.structs.replace(scale, cap=cap, cap_reason=reason)
     batch = batch_of(record, spec)
     return StageView(
         stage=index,
