@@ -173,6 +173,15 @@ def test_bubbles_are_told_for_systems_of_several_workers(tmp_path: Path) -> None
     assert notes[0].endswith("8 stages, 2 workers (2 GPUs): b32 15, 40 %")
 
 
+def test_a_burst_is_told_in_a_sentence(tmp_path: Path) -> None:
+    found = Record(tmp_path / "engine-gpu.jsonl")
+    times = {"ready_s": 0.11, "work_s": 0.12, "before_s": 0.0051, "after_s": 0.0049, "gap_s": 0.07}
+    found.add("burst", gpus=8, stage=3, via="standby", source="gpu", **times)
+    made = result(found.lines)
+    assert not made.rows
+    assert any("by standby from gpu: ready 0.11 s and first work 0.12 s" in note for note in made.notes)
+
+
 def test_more_gpus_than_there_are_and_models_that_do_not_fit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from keystage.bench import engine_gpu_timeline
 from keystage.bench.engine_gpu_bench import LOG_TEXT, Bench, ask, rival_step, way
+from keystage.bench.engine_gpu_burst import doubled
 from keystage.bench.engine_gpu_process import Orders
 from keystage.bench.engine_gpu_world import Setup, items_per_s, serving
 from keystage.bundle import store
@@ -134,6 +135,19 @@ async def huge(bench: Bench) -> None:
     await way(bench, count, name, setup, rival=rival, rounds=1, batches=batches)
 
 
+async def burst(bench: Bench) -> None:
+    """A stage doubled from a standby while it serves; on several GPUs each replica has one."""
+    sizes, stage = bench.sizes, min(3, bench.stages - 1)
+    bundle = bench.bundle(sizes.decoder, bench.stages)
+    ask(bench, "free")
+    async with asyncio.timeout(max(5.0, bench.left_s)):
+        found = await doubled(
+            bundle, "cpu" if bench.is_dry else "cuda", stage, at_once=sizes.batches[-1], prompt=sizes.prompt,
+            tokens=4 * sizes.tokens, beside_s=sizes.rate_s, kv_bytes=sizes.kv_bytes // bench.stages,
+        )  # fmt: skip
+    bench.record.add("burst", gpus=bench.gpus, **asdict(found))
+
+
 async def replicas(bench: Bench) -> None:
     """Several GPUs: the whole pipeline on each."""
     bundle = bench.bundle(bench.sizes.decoder, bench.stages)
@@ -226,6 +240,7 @@ PARTS: dict[str, Part] = {
     "gpus": Part(gpus, 300, 2),
     "replicas": Part(replicas, 240, 2),
     "waves": Part(waves, 300, 2),
+    "burst": Part(burst, 200),
     "huge": Part(huge, 900, 2),
 }
 """In the order in which they run: what everything else needs, and what failed before, first."""

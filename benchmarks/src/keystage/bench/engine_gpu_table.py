@@ -39,6 +39,7 @@ class Measured:
         self._idle: dict[tuple[int, str, int], list[list[float]]] = defaultdict(list)
         self.limit: Line = {}
         self.timelines = [line for line in lines if line["kind"] == "timeline"]
+        self.bursts = [line for line in lines if line["kind"] == "burst"]
         self.errors = [line["text"] for line in lines if line["kind"] == "error"]
         for line in lines:
             self._take(line)
@@ -114,7 +115,7 @@ def result(lines: Sequence[Line]) -> BenchResult:
         BenchError: there is nothing to be shown.
     """
     measured = Measured(lines)
-    if not measured.systems and not measured.timelines:
+    if not (measured.systems or measured.timelines or measured.bursts):
         raise BenchError(f"nothing was measured: {'; '.join(measured.errors) or 'no part ran'}"[:2000])
     found = {name: figure for name, figure in _figures(measured).items() if figure.samples}
     targeted = {
@@ -125,6 +126,7 @@ def result(lines: Sequence[Line]) -> BenchResult:
         *_about(measured),
         *_times(measured),
         *_bubbles(measured),
+        *_bursts(measured),
         *(f"Not measured: {text}" for text in measured.errors),
     ]
     return BenchResult(measured.rows(), targeted, notes)
@@ -223,6 +225,16 @@ def _bubbles(measured: Measured) -> list[str]:
     return [
         f"bubbles, the part of the time in which a worker computed nothing, {text}"
         for text in measured.idle()
+    ]
+
+
+def _bursts(measured: Measured) -> list[str]:
+    return [
+        f"stage {line['stage']} doubled while serving ({line['gpus']} GPUs), by {line['via']} from "
+        f"{line['source']}: ready {line['ready_s']:.2f} s and first work {line['work_s']:.2f} s after the "
+        f"decision; {1e3 * line['before_s']:.1f} ms a token before, {1e3 * line['after_s']:.1f} after, longest "
+        f"wait for a token meanwhile {line['gap_s']:.2f} s"
+        for line in measured.bursts
     ]
 
 
