@@ -232,8 +232,8 @@ def _bursts(measured: Measured) -> list[str]:
     return [
         f"stage {line['stage']} doubled while serving ({line['gpus']} GPUs), by {line['via']} from "
         f"{line['source']}: ready {line['ready_s']:.2f} s and first work {line['work_s']:.2f} s after the "
-        f"decision; {1e3 * line['before_s']:.1f} ms a token before, {1e3 * line['after_s']:.1f} after, longest "
-        f"wait for a token meanwhile {line['gap_s']:.2f} s"
+        f"decision; {1e3 * line['before_s']:.1f} ms a token before, {1e3 * line['after_s']:.1f} after; the "
+        f"longest wait for a token meanwhile {line['gap_s']:.2f} s"
         for line in measured.bursts
     ]
 
