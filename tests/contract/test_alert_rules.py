@@ -16,7 +16,8 @@ from support.helm import CHART, named, render
 
 from keystage.cli.main import app
 from keystage.gateway.metrics import Metrics
-from keystage.wire.metrics import METRICS, MetricSpec, Sample, expose
+from keystage.wire.metric_spec import MetricSpec
+from keystage.wire.metrics import METRICS, Sample, expose
 
 RULES = CHART / "rules" / "keystage.yaml"
 TIME_LINES = Path(__file__).resolve().parents[1] / "support" / "alerts" / "keystage_test.yaml"

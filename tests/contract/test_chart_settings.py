@@ -99,6 +99,7 @@ def test_values_reach_the_pods_that_the_controller_makes(monkeypatch: pytest.Mon
     assert dict(made.requests) == {"cpu": "100m", "memory": "256Mi"}
     assert made.timeout_s == 1200
     assert made.gpu_runtime_class == "nvidia"
+    assert (made.redis_secret, made.redis_key) == ("journal", "address")
     assert everything.policy_settings().hold_s == 16
     assert everything.budget_replicas == 24
     one = pods("one-namespace-values.yaml").pod_settings()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from support.openfaas_world import ce_with_processes, pro_imagined
 from support.platform_worlds import ScriptedWorld, SupervisedWorld, World
 from support.simulated_platform import SimulatedWorld
 
-from keystage.controller.decisions import DecisionLog
+from keystage.controller.decisions import DecisionLog, Record
 from keystage.controller.domain.decision import (
     ClearWake,
     KeyStage,
@@ -37,9 +36,10 @@ from keystage.controller.domain.decision import (
 from keystage.controller.domain.platform import PlatformError
 from keystage.controller.domain.snapshot import FunctionView, GatewayLoad, PipelineView
 from keystage.controller.loop import Loop
-from keystage.controller.platforms.local import LocalPlatform
 from keystage.controller.policy.settings import PolicySettings
 from keystage.local.api import Deployment, Intent, Load, Override, ReplicaRecord
+from keystage.observability.api import FunctionReport
+from keystage.observability.reporting import Reporter
 from keystage.router.api import ReplicaStats, RouterStats, StageCounters
 
 
@@ -175,6 +175,42 @@ def test_a_loop_does_what_a_person_asks(world: World, tmp_path: Path) -> None:
     loop = Loop(world.platform, PolicySettings(), DecisionLog(tmp_path / "d.jsonl", 1 << 20), tick_s=0.25)
     assert loop.tick() is not None
     assert world.record("f").desired == 2
+
+
+# The simulator's time does not pass by itself: there `test_controller_safety` has it.
+@pytest.mark.parametrize("world", ["scripted", "supervised", "kubernetes"], indirect=True)
+def test_what_a_person_asked_for_is_told_with_its_end_and_ends_without_a_jump(
+    world: World, tmp_path: Path
+) -> None:
+    world.deploy(deployment())
+    world.platform.apply([SetReplicas("f", 1)])
+    end_s = world.platform.observe().at_s + 3
+    world.intend("f", Intent(override=Override(2, end_s)))
+    reporter = Reporter("c")
+    path = tmp_path / "d.jsonl"
+    loop = Loop(world.platform, PolicySettings(), DecisionLog(path, 1 << 20), tick_s=0.25)
+
+    def told() -> FunctionReport:
+        record = msgspec.json.decode(path.read_bytes().splitlines()[-1], type=Record)
+        reporter.note(record)
+        (found,) = reporter.report(record, "", record.snapshot.at_s).functions
+        return found
+
+    assert loop.tick() is not None
+    seen = told()
+    assert seen.override_until_s == pytest.approx(end_s, abs=1.0)
+    assert seen.reason.startswith("override: 2, until ")
+    assert world.record("f").desired == 2
+    give_up_s = time.monotonic() + 60
+    while view(world).override is not None:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+        assert loop.tick() is not None
+        assert world.record("f").desired == 2
+    assert world.platform.observe().at_s >= end_s - 0.5
+    assert loop.tick() is not None
+    assert told().override_until_s is None
+    assert world.record("f").desired == 2  # nobody says why it should be another: surplus is not thrown away
 
 
 # ---------------------------------------------------------------- pipelines of the local platform
@@ -362,13 +398,3 @@ def test_a_backlog_seen_over_the_socket_becomes_replicas_within_one_tick(
     assert calm is not None
     assert risen is not None
     assert risen > calm
-
-
-def test_slow_supervisors_are_not_waited_for_without_bound(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as silent:  # it never answers
-        silent.bind(str(folder / "s"))
-        silent.listen(8)
-        platform = LocalPlatform(folder / "s", folder, timeout_s=0.05)
-        with pytest.raises(PlatformError, match="timed out"):
-            platform.observe()
-        platform.close()

@@ -213,3 +213,17 @@ def test_an_answer_of_another_size_than_promised_is_a_failure_not_an_answer() ->
                 body = stream.getvalue()
             status, answer = post(port, "/", body)
             assert (status, answer["error"]["code"]) == (500, "stage_failed")
+
+
+def test_with_a_key_items_run_once_and_failures_of_the_pipeline_stay() -> None:
+    with face() as (port, engine):
+        body = {"input": ["a", "bc"]}
+        key = {"Idempotency-Key": "k"}
+        first = post(port, "/v1/embeddings", body, **key)
+        assert first[0] == 200
+        assert post(port, "/v1/embeddings", body, **key) == first
+        assert engine.begun == 2  # inputs
+        status, answer = post(port, "/", body, **key)
+        assert (status, answer["error"]["code"]) == (422, "idempotency_key_reused")
+        assert post(port, "/v1/embeddings", {"input": 5}, **{"Idempotency-Key": "m"})[0] == 400
+        assert post(port, "/v1/embeddings", body, **{"Idempotency-Key": "m"}) == first

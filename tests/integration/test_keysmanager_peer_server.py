@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import io
 import os
 import random
@@ -306,3 +307,17 @@ def test_the_server_closes_while_a_receiver_stalls() -> None:
     asyncio.run(run())
     assert settles_at(before)
     os.close(fd)
+
+
+def test_a_body_that_was_packed_is_not_unpacked() -> None:
+    """A thousand times as much would come out of it."""
+    packed = gzip.compress(b"[" + b" " * (1 << 26) + b"]", 9)
+    assert len(packed) < 1 << 20
+
+    async def use(session: aiohttp.ClientSession, backend: FilesBackend) -> None:
+        headers = {"Content-Encoding": "gzip"}
+        async with session.put("/v1/key-stages", data=packed, headers=headers) as answer:
+            assert answer.status == 400
+        assert not backend.stages
+
+    talk(use)

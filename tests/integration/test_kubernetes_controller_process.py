@@ -48,7 +48,7 @@ def kube() -> Iterator[Kube]:
 class Controller:
     """A process with a health port of its own."""
 
-    def __init__(self, kube: Kube, home: Path) -> None:
+    def __init__(self, kube: Kube, home: Path, **more: str) -> None:
         home.mkdir()
         key = home / "key"
         create_secret(key)
@@ -68,6 +68,7 @@ class Controller:
             "KEYSTAGE_HEALTH_PORT": str(self.port),
             "KEYSTAGE_LEASE_S": str(LEASE_S),
             "KEYSTAGE_POD_PARKED": "0",
+            **more,
         }
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
@@ -97,11 +98,11 @@ class Controller:
 
 
 @pytest.fixture
-def start(kube: Kube, tmp_path: Path) -> Iterator[Callable[[str], Controller]]:
+def start(kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Controller]]:
     made: list[Controller] = []
 
-    def begin(name: str) -> Controller:
-        made.append(Controller(kube, tmp_path / name))
+    def begin(name: str, **more: str) -> Controller:
+        made.append(Controller(kube, tmp_path / name, **more))
         return made[-1]
 
     yield begin
@@ -289,6 +290,43 @@ def test_another_takes_over_without_a_bump(
     assert status(kube, "f")["desired"] == 4
     assert {pod["metadata"]["uid"] for pod in kube.list("pods")} == before
     assert second.get("/healthz")[0] == 200
+
+
+SET_CLOCK = """
+import os, time
+read = time.time
+def told():
+    with open(os.environ["CLOCK_IS_AHEAD_S"]) as file:
+        return read() + float(file.read())
+time.time = told
+"""
+
+
+@pytest.mark.parametrize("ahead_s", [-3 * 3600, 3 * 3600])
+def test_its_machines_clock_may_be_set_by_hours(
+    kube: Kube, start: Callable[..., Controller], tmp_path: Path, ahead_s: int
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SET_CLOCK)
+    clock = tmp_path / "ahead"
+    clock.write_text("0")
+    deploy(kube, "f", **{"com.openfaas.scale.min": "2"})
+    controller = start("one", PYTHONPATH=str(tmp_path), CLOCK_IS_AHEAD_S=str(clock))
+    until(lambda: status(kube, "f").get("ready") == 2, "two replicas")
+    before = {pod["metadata"]["uid"] for pod in kube.list("pods")}
+    following = tmp_path / "following"  # replaced as a whole: it is read at every look at the clock
+    following.write_text(str(ahead_s))
+    following.replace(clock)
+    end_s = time.time() + 6
+    annotations = {"keystage.dev/override-until": f"{end_s:.3f}"}
+    kube.patch("functions", "f", {"metadata": {"annotations": annotations}, "spec": {"replicas": 3}})
+    until(lambda: status(kube, "f").get("ready") == 3, "what a person asked for")
+    until(lambda: not kube.get("functions", "f")["metadata"].get("annotations"), "the wish ends")
+    assert time.time() >= end_s - 1.5  # to the second, as the server's answers tell it
+    assert {pod["metadata"]["uid"] for pod in kube.list("pods")} > before
+    kube.delete("pods", min(pod["metadata"]["name"] for pod in kube.list("pods")))
+    until(lambda: status(kube, "f").get("ready") == 3, "what is gone is replaced")
+    assert controller.get("/healthz")[0] == 200
+    assert controller.metric("keystage_leader") == 1
 
 
 def test_who_loses_the_lease_ends_at_once(kube: Kube, start: Callable[[str], Controller]) -> None:

@@ -39,6 +39,15 @@ def test_scale_up_to_sites_and_down_by_victims(world: ReconcilerWorld) -> None:
     pods = world.until_ready("llm-stage-0", 3)
     new = [p for p in pods if p["metadata"]["name"] != first["metadata"]["name"]]
     assert [p["spec"]["nodeName"] for p in new] == ["node2", "node2"]
+
+    def counted() -> dict[str, float]:
+        return {s.labels["node"]: s.value for s in world.starts.samples() if s.name == "keystage_starts"}
+
+    world.kube.until(lambda: sum(counted().values()) == 3)  # fresh pods, from the decision on
+    assert counted()["node2"] >= 2
+    assert {(s.labels["via"], s.labels.get("phase", "ready")) for s in world.starts.samples()} == {
+        ("process", "ready")
+    }
     world.kube.until(lambda: world.status("llm-stage-0").get("desired") == 3)
     name = first["metadata"]["name"]
     world.requests[name] = 1

@@ -75,6 +75,10 @@ def test_what_the_controller_decides_is_served_by_the_gateway(tmp_path: Path) ->
             report = await until(look, lambda r: any(f.desired == 2 for f in r.functions))
             assert report.decisions[-1].text == "files: 1 -> 2, a person asked for 2"
             assert report.decisions[-1].kind == "override"
+            (asked,) = report.functions
+            assert asked.reason.startswith("override: 2, until ")
+            assert asked.override_until_s is not None
+            assert 500 < asked.override_until_s - report.at_s < 610
             report = await until(look, lambda r: any(f.ready == 2 for f in r.functions))
             before = report.controller
             assert world.controller is not None

@@ -65,8 +65,13 @@ def test_a_killed_owner_leaves_no_name_and_cannot_be_opened(producer: subprocess
     assert shared_names() == before
 
 
-def test_a_reference_outside_of_the_ring_is_refused(producer: subprocess.Popen[bytes]) -> None:
-    ref = msgspec.structs.replace(write(producer, b"ab"), offset=1 << 20)
+@pytest.mark.parametrize(
+    "changes", [{"offset": 1 << 20}, {"nbytes": -1}, {"offset": -2}, {"nbytes": 1 << 60}], ids=str
+)
+def test_a_reference_outside_of_the_ring_is_refused(
+    producer: subprocess.Popen[bytes], changes: dict[str, int]
+) -> None:
+    ref = msgspec.structs.replace(write(producer, b"ab"), **changes)
     with pytest.raises(RingError, match="outside the ring"):
         PeerRings().view(ref, "p")
 

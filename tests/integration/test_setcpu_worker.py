@@ -52,11 +52,13 @@ def affinities(pid: int) -> set[frozenset[int]]:
     return {frozenset(os.sched_getaffinity(t.id)) for t in psutil.Process(pid).threads()}
 
 
-def put_threads(url: str, body: bytes) -> int:
+def put_threads(url: str, body: bytes, token: str = "") -> int:
     import urllib.error
     import urllib.request
 
     request = urllib.request.Request(f"{url}/_/threads", data=body, method="PUT")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
             return int(answer.status)
@@ -106,12 +108,21 @@ def test_a_running_worker_gets_threads_and_cores_without_a_restart(folder: Path)
 def test_threads_are_asked_for_over_http_and_nonsense_is_refused(folder: Path) -> None:
     function = EmulatedFunction(folder, "looping", 1)
     try:
-        process, url = function.start("worker", "w0", KEYSTAGE_STAGES="0")
-        assert put_threads(url, b'{"threads": 3}') == 202
+        token = "only-the-supervisor-knows"
+        file = folder / "token"
+        file.write_text(token)
+        file.chmod(0o600)
+        process, url = function.start(
+            "worker", "w0", KEYSTAGE_STAGES="0", KEYSTAGE_INTERNAL_TOKEN_FILE=str(file)
+        )
+        for wrong in ("", token + "x", token[:-1]):
+            assert put_threads(url, b'{"threads": 2}', wrong) == 401
+        assert get(f"{url}/_/threads") == (200, b'{"threads":1}')
+        assert put_threads(url, b'{"threads": 3}', token) == 202
         wait_for(lambda: get(f"{url}/_/threads") == (200, b'{"threads":3}'), "three threads")
         for body in (b'{"threads": 0}', b'{"threads": 1025}', b"{", b'{"threads": "2"}'):
-            assert put_threads(url, body) == 400
-        assert put_threads(url, b" " * 2000) == 413
+            assert put_threads(url, body, token) == 400
+        assert put_threads(url, b" " * 2000, token) == 413
         assert get(f"{url}/_/threads", b"{}")[0] == 405
         assert get(f"{url}/_/threads") == (200, b'{"threads":3}')
         process.send_signal(signal.SIGTERM)

@@ -84,7 +84,7 @@ def _other_shard(folder: Path) -> str:
             lambda f: _placed(f, NORM, "model-00009-of-00009.safetensors"),
             "shard model-00009-of-00009.* is missing",
         ),
-        (lambda f: _placed(f, NORM, "../elsewhere.safetensors"), r"shard \.\./elsewhere.* is missing"),
+        (lambda f: _placed(f, NORM, "../elsewhere.safetensors"), r"shard '\.\./elsewhere.* lies outside"),
         (
             lambda f: _placed(f, NORM, _other_shard(f)),
             "parameter model.norm.weight, which .* places here, is missing",

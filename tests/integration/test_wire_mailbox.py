@@ -227,7 +227,9 @@ def test_a_try_to_connect_that_nobody_answers_is_given_up_for_another(folder: Pa
         to = f"tcp://127.0.0.1:{full.getsockname()[1]}"
         mine.send(to, api.Ack([1]))
         outbox = mine._outboxes[to]
-        monitor = outbox.get_monitor_socket(zmq.Event.CLOSED | zmq.Event.CONNECT_RETRIED)
+        mine._links.drop(to)  # a socket has one monitor
+        events = zmq.Event.CLOSED | zmq.Event.CONNECT_RETRIED
+        monitor = outbox.get_monitor_socket(events, "inproc://another-monitor")
         held.callback(monitor.close, 0)
         held.callback(outbox.disable_monitor)
         seen = []

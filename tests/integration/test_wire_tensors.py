@@ -158,7 +158,7 @@ def impostor(play: Play, *, plain: bool) -> tuple[str, threading.Thread]:
 
     def serve() -> None:
         accepted, _ = listening.accept()
-        with listening, welcome(accepted, link("p", plain=plain), "consumer") as sock:
+        with listening, welcome(accepted, link("p", plain=plain), "consumer")[0] as sock:
             receive(sock, REQUEST.size)
             with contextlib.suppress(ConnectionError, ssl.SSLError):  # the consumer may hang up
                 play(sock)

@@ -5,6 +5,7 @@ Whatever happens, every item is answered or refused for its lateness, and at res
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 
@@ -13,7 +14,7 @@ from support.emulated_items import EmulatedItems
 
 from keystage.batching.choice import parse_batching, parse_late
 from keystage.router.batch_settings import BatchSettings
-from keystage.router.engine import TooLate
+from keystage.router.engine import DeadlineUnreachable, TooLate
 
 CHOICES = ("eager", "deferred", "timeout:0", "timeout:25", "partial-slo")
 
@@ -62,7 +63,8 @@ class Life:
             self.world.cancel(number)
 
     def submit(self) -> None:
-        self.submitted.append(self.world.submit(self.rng.choice((None, None, 0.02, 0.2, 5.0))))
+        with contextlib.suppress(DeadlineUnreachable):
+            self.submitted.append(self.world.submit(self.rng.choice((None, None, 0.02, 0.2, 5.0))))
 
     def tick(self) -> None:
         self.world.core.tick(self.world.now_s)

@@ -15,17 +15,50 @@ HOOKS = Path(__file__).parent / "openapi_hooks.py"
 
 
 async def conform(folder: Path, name: str, config: str, url: str, **env: str) -> str:
-    """Runs schemathesis against a document; gives what it said.
+    """Runs schemathesis against a document, with few examples; gives what it said.
 
     Raises:
         AssertionError: something does not conform.
+    """
+    code, said = await generated(folder, name, config, url, "--max-examples", str(MOST_EXAMPLES), **env)
+    assert code == 0, said
+    return said
+
+
+async def generated(
+    folder: Path,
+    name: str,
+    config: str,
+    url: str,
+    *arguments: str,
+    seed: int = SEED,
+    run_s: float = RUN_S,
+    **env: str,
+) -> tuple[int, str]:
+    """Runs schemathesis against a document.
+
+    Args:
+        folder: where its configuration is written.
+        name: of the run.
+        config: its configuration, TOML.
+        url: of the document, or a file.
+        arguments: more of its command line.
+        seed: of what is generated.
+        run_s: it is ended after so long.
+        env: more variables.
+
+    Returns:
+        Its exit code, and what it said.
+
+    Raises:
+        TimeoutError: it did not end.
     """
     file = folder / f"{name}.toml"
     file.write_text(config)
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"),
-        *("--config-file", str(file), "run", url, "--seed", str(SEED), "--no-color", "--continue-on-failure"),
-        *("--phases", "examples,coverage,fuzzing", "--max-examples", str(MOST_EXAMPLES)),
+        *("--config-file", str(file), "run", url, "--seed", str(seed), "--no-color", "--continue-on-failure"),
+        *("--phases", "examples,coverage,fuzzing", *arguments),
         *("--suppress-health-check", "all", "--generation-database", "none"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -33,10 +66,9 @@ async def conform(folder: Path, name: str, config: str, url: str, **env: str) ->
         env={**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS), **env},
     )
     try:
-        said, _ = await asyncio.wait_for(program.communicate(), RUN_S)
+        said, _ = await asyncio.wait_for(program.communicate(), run_s)
     finally:
         if program.returncode is None:
             program.kill()
             await program.wait()
-    assert program.returncode == 0, said.decode()
-    return said.decode()
+    return program.returncode or 0, said.decode(errors="replace")

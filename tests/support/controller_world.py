@@ -6,8 +6,9 @@ It holds no policy: replicas start after a while, a tick feeds counters as a flu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from keystage.controller.domain.decision import Decision, SetReplicas
+from keystage.controller.domain.decision import Action, Decision, LiftOverride, SetReplicas
 from keystage.controller.domain.snapshot import (
     Counters,
     FunctionView,
@@ -113,6 +114,16 @@ class FluidWorld:
 
     def step(self, rate_rps: float) -> Decision:
         """Lets one tick pass, looks, decides and applies."""
+        self.advance(rate_rps)
+        self.seen = self.snapshot()
+        decision = decide(self.settings, self.seen, self.state)
+        self.state = decision.state
+        self.act(decision.actions)
+        self.history.append((self.now, decision))
+        return decision
+
+    def advance(self, rate_rps: float) -> None:
+        """Lets one tick pass."""
         self.now += self.tick_s
         inflow = rate_rps * self.tick_s
         for s in self.stages:
@@ -133,14 +144,16 @@ class FluidWorld:
             s.busy_s += served * s.service_s
             s.sojourn_s += served * (s.service_s + s.queue * s.service_s / max(1, s.ready))
             inflow = served
-        self.seen = self.snapshot()
-        decision = decide(self.settings, self.seen, self.state)
-        self.state = decision.state
-        for action in decision.actions:
-            if isinstance(action, SetReplicas):
-                self._set(self.stages[int(action.function.rsplit("-", 1)[1])], action.replicas)
-        self.history.append((self.now, decision))
-        return decision
+
+    def act(self, actions: Sequence[Action]) -> None:
+        """Does what was decided, as far as this world knows it."""
+        for action in actions:
+            if isinstance(action, SetReplicas | LiftOverride):
+                stage = self.stages[int(action.function.rsplit("-", 1)[1])]
+                if isinstance(action, SetReplicas):
+                    self._set(stage, action.replicas)
+                else:
+                    stage.override = None
 
     def run(self, rate_rps: float, seconds: float) -> Decision:
         """Runs a while at one rate; returns the last decision."""

@@ -11,8 +11,10 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from keystage.bundle.api import Pipeline
+from keystage.router.api_keys import ApiKeys
 from keystage.router.engine import Engine
 from keystage.router.face import Face
+from keystage.router.idempotency_runs import KeyedRequests
 from keystage.router.text import ByteText, TextCodec
 
 
@@ -22,6 +24,8 @@ def served(
     pipeline: Pipeline,
     text: TextCodec | None = None,
     well: Callable[[], bool] = lambda: True,
+    keyed: KeyedRequests | None = None,
+    keys: ApiKeys | None = None,
 ) -> Iterator[int]:
     """Serves a face and gives its port.
 
@@ -30,8 +34,19 @@ def served(
         pipeline: what it says it serves.
         text: its tokenizer; bytes are ids without one.
         well: answer to both `/_/ready` and `/_/health`.
+        keyed: requests with a key, None: within the default bounds.
+        keys: API keys, None: nobody needs one.
     """
-    face = Face(engine, pipeline, text or ByteText(), lambda: b'{"pipeline":"tiny"}', well, well)
+    face = Face(
+        engine,
+        pipeline,
+        text or ByteText(),
+        lambda: b'{"pipeline":"tiny"}',
+        well,
+        well,
+        keyed=keyed,
+        keys=keys,
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(face, http="httptools", lifespan="off", log_level="warning", access_log=False)
     server = uvicorn.Server(config)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keystage.bundle.api import Pipeline, emulated
-from keystage.router.engine import Generation, InvalidRequest, Limits, Refusal
+from keystage.router.engine import NOBODY, Caller, Generation, InvalidRequest, Limits, Refusal
 
 WIDTH = 6
 CONTEXT = 32
@@ -89,6 +89,7 @@ class ItemEngine:
         deadline_s: float | None = None,
         dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
+        caller: Caller = NOBODY,
     ) -> bytes:
         """See `Engine`."""
         self.open += 1

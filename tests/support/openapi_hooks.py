@@ -26,6 +26,13 @@ _NAME = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     """Changes a request right before it is sent."""
     path = case.operation.path
+    if path.startswith("/functions/"):
+        _tame_control(case, path)
+    else:
+        _tame(case, path)
+
+
+def _tame(case: Any, path: str) -> None:
     body = case.body
     chance = zlib.crc32(repr((path, case.path_parameters, case.query)).encode())
     if path == "/system/functions" and isinstance(body, dict):
@@ -52,3 +59,24 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
     if "name" in parameters and chance % 2:
         known = NAMES[chance // 2 % 3] if path.startswith("/system/scale") else "echo"
         parameters["name"] = "openfaas-fn" if "/namespace/" in path else known
+
+
+def _tame_control(case: Any, path: str) -> None:
+    """Of the supervisor's own socket: the same three functions, programs that sleep, two replicas at most."""
+    case.path_parameters["name"] = NAMES[zlib.crc32(repr((path, case.body)).encode()) % 3]
+    body = case.body
+    if not isinstance(body, dict):
+        return
+    changed = dict(body)
+    if "envProcess" in changed and isinstance(changed["envProcess"], str):
+        changed["envProcess"] = PROGRAM
+    if "service" in changed and isinstance(changed["service"], str):
+        changed["service"] = case.path_parameters["name"]
+    for holder in (changed, changed.get("override")):
+        if (
+            isinstance(holder, dict)
+            and isinstance(holder.get("replicas"), int)
+            and 2 < holder["replicas"] <= 1000
+        ):
+            holder["replicas"] = 2
+    case.body = changed

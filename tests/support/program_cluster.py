@@ -215,7 +215,7 @@ class Cluster:
         """Nothing is left anywhere."""
         assert self.core.held == (0, 0, 0)
         assert self.core.gate.items == 0
-        assert self.core._waiting_bytes == 0
+        assert self.core._resting.nbytes == 0
         assert not +self.core._batches.homes
         for name, worker in self.workers.items():
             assert worker.work.kept == 0, name

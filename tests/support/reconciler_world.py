@@ -143,7 +143,7 @@ class ReconcilerWorld:
             asking=self.asking,
             requests_on=lambda function, replica, since_s: self.requests.get(replica, 0),
             parameter_bytes=lambda deployment: self.parameter_bytes,
-            served=self.starts.served,
+            starts=self.starts,
         )
         return Reconciler(
             self.world,

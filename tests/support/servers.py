@@ -105,6 +105,11 @@ class RedisServer:
             self._process.wait(WAIT_S)
             self._process = None
 
+    def signal(self, number: int) -> None:
+        """Sends it a signal, if it runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def _answers(self) -> bool:
         try:
             with socket.socket(socket.AF_INET if self._port else socket.AF_UNIX) as connection:

@@ -80,7 +80,7 @@ class SimulatedPipeline:
         self.node = self._new_node()
 
     def _new_node(self) -> RouterNode:
-        bounds = AdmissionBounds(queue_items=10_000, max_losses=10_000)
+        bounds = AdmissionBounds(queue_items=10_000, default_deadline_s=1e12, max_losses=10_000)
         mailbox: Any = NetMailbox(self.net, ROUTER)
         return RouterNode(self.pipeline, mailbox, bounds, EventLog(None, "router"), 1 << 20, self.waves)
 
@@ -342,7 +342,7 @@ class SimulatedPipeline:
             if number in self.cancelled:
                 continue
             assert stream.is_done
-            assert stream._refusal is None
+            assert stream._refusal is None, stream._refusal
             start = self.prompts[number]
             expected = [emulated_token(number, start + i, 256) for i in range(self.wanted[number])]
             assert self.taken[number] == expected

@@ -46,6 +46,9 @@ class NetMailbox:
         del peer
         return None
 
+    def broken(self) -> list[str]:
+        return []
+
     def forget(self, peer: str) -> None:
         self.net.queues.pop((self.address, peer), None)
 

@@ -73,9 +73,9 @@ def processes() -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """A gateway that leaks files, a worker that stays, workers that come and go."""
     rows = []
     for at_s in AT_S:
-        rows.append([at_s, 10, ROLES.index("gateway"), 50e6, 20 + at_s / 10, 2])
-        rows.append([at_s, 20, ROLES.index("worker"), 80e6, 30, 5])
-        rows.append([at_s, 1000 + at_s, ROLES.index("worker"), 80e6, 30, 5])
+        rows.append([at_s, 10, ROLES.index("gateway"), 50e6, 20 + at_s / 10, 2, 1e6])
+        rows.append([at_s, 20, ROLES.index("worker"), 80e6, 30, 5, 2e6 + 1e3 * at_s])
+        rows.append([at_s, 1000 + at_s, ROLES.index("worker"), 80e6, 30, 5, 2e6])
     return np.array(rows)
 
 
@@ -102,7 +102,13 @@ def an_outcome() -> Outcome:
 
 def test_a_leak_is_named_and_a_steady_latency_is_not() -> None:
     trends = soak.live_trends(an_outcome())
-    assert [name for name, one in trends.items() if one.is_growing] == ["files gateway"]
+    assert [name for name, one in trends.items() if one.is_growing] == [
+        "shared memory worker (MiB)",
+        "files gateway",
+    ]
+    assert [name for name, one in trends.items() if one.is_rising] == [
+        name for name, one in trends.items() if one.is_growing
+    ]
     rows = soak.account_rows(an_outcome()) + soak.trend_rows("live", trends, 3600.0)
     assert len({tuple(row) for row in rows}) == 1
     assert (rows[0]["sent"], rows[0]["served"], rows[0]["unaccounted"]) == (4000, 4000, 0)
@@ -158,4 +164,4 @@ def test_a_length_that_the_trace_does_not_have_is_refused(seconds: float, speed:
 
 
 def test_columns_of_samples_are_those_named() -> None:
-    assert COLUMNS[3:] == ("private_bytes", "files", "threads")
+    assert COLUMNS[3:] == ("private_bytes", "files", "threads", "shared_bytes")

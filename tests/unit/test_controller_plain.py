@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 
@@ -208,3 +209,26 @@ def test_functions_that_are_gone_are_forgotten() -> None:
     assert set(function.state.functions) == {"f"}
     decision = decide(function.settings, Snapshot(at_s=function.now + 1), function.state)
     assert decision.state.functions == {}
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf, -5.0, 7.0])
+@pytest.mark.parametrize("field", ["in_flight", "started"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_a_gateway_cannot_have_neither_takes_replicas_nor_brings_any(
+    bad: float | None, field: str, every: int
+) -> None:
+    function = Function(zero_after_s=5.0, target=Target("rps", 5.0), started=100_000.0)
+    assert function.run(60, rps=40) == 9
+    for tick in range(160):  # 40 s, beyond every hold
+        if tick % 4 == 0:
+            function.started += 40
+        right = getattr(function, field)
+        if tick % every == 0:
+            setattr(function, field, bad)
+        function.step()
+        setattr(function, field, right)
+        assert function.desired == 9
+    for tick in range(240):  # what it comes back to is no burst
+        function.started += 40 * (tick % 4 == 0)
+        function.step()
+        assert function.desired == 9

@@ -145,11 +145,37 @@ def test_a_restarted_router_begins_anew() -> None:
     assert known.arrival_rps == pytest.approx(80, rel=0.05)
 
 
-def test_a_shrinking_counter_gives_no_negative_rate() -> None:
+def test_a_shrinking_counter_is_not_believed_and_the_memory_stays() -> None:
+    before, state = play(steady(80.0, 10), 10)
+    fallen = [sample(10.25, counters(steady(80.0, 1), 0.01))]
+    known, after = estimate(SETTINGS, state, 110.25, fallen, [])
+    assert known.invalid == "counters of router a went back"
+    assert after == state
+    seen = [sample(10.5, counters(steady(80.0, 10.5), 0.01))]  # what came back is no burst
+    known, _ = estimate(SETTINGS, after, 110.5, seen, [])
+    assert known.arrival_rps == pytest.approx(before.arrival_rps, rel=0.05)
+
+
+def test_a_counter_that_stays_small_is_believed_in_time_and_gives_no_negative_rate() -> None:
     _, state = play(steady(80.0, 10), 10)
-    known, _ = estimate(SETTINGS, state, 110.25, [sample(10.25, counters(steady(80.0, 1), 0.01))], [])
-    assert known.arrival_rps is not None
-    assert 0 < known.arrival_rps < 81
+    for k in range(40):
+        at_s = 0.25 * (k + 1)
+        known, state = estimate(
+            SETTINGS, state, 110 + at_s, [sample(10 + at_s, counters(steady(80.0, at_s), 0.01))], []
+        )
+        assert bool(known.invalid) == (at_s <= SETTINGS.stale_s)
+        assert known.invalid or known.arrival_rps == pytest.approx(80, rel=0.05)
+
+
+def test_one_of_two_routers_that_stands_still_is_named() -> None:
+    state = EstimatorState()
+    stood = sample(5.0, counters(steady(80.0, 5), 0.01), "b")
+    for k in range(20):
+        at_s = 5 + k / 4
+        alive = sample(at_s, counters(steady(80.0, at_s), 0.01))
+        known, state = estimate(SETTINGS, state, 100 + at_s, [alive, stood], [])
+        assert bool(known.invalid) == (at_s - 5 > SETTINGS.stale_s)
+    assert known.invalid.startswith("statistics of router b stand still for 4.8 s")
 
 
 def test_a_gap_in_observation_is_just_a_long_difference() -> None:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from keystage.gateway.backend import BadRequest
 from keystage.gateway.queue import Bounds, Call, QueueFull, decode, encode
-from keystage.gateway.queue_address import CallbackRules, check_redis, shown
+from keystage.gateway.queue_address import CallbackRules
 from keystage.gateway.queue_backoff import Backoff
 from keystage.gateway.queue_slots import Slots
+from keystage.wire.redis_address import check_redis, shown
 
 
 def test_slots_are_shared_and_nobody_is_shut_out() -> None:

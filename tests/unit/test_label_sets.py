@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from typing import Any
 from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry
@@ -21,9 +22,10 @@ from keystage.gateway.backend import FunctionState
 from keystage.gateway.metrics import MOST_GONE, Metrics
 from keystage.keysmanager.metrics import Counts as DaemonCounts
 from keystage.keysmanager.pod_api import Activated, Activation
-from keystage.kubernetes.pod_starts import MOST_NODES, PodStarts
+from keystage.kubernetes.pod_starts import MOST_NODES, UNSEEN_S, PodStarts
 from keystage.local.api import Deployment
-from keystage.wire.metrics import ANSWER_BOUNDS_S, START_BOUNDS_S, Sample, Samples, expose
+from keystage.wire.metric_spec import ANSWER_BOUNDS_S, START_BOUNDS_S
+from keystage.wire.metrics import Sample, Samples, expose
 from keystage.wire.start_counts import MOST_SERIES
 
 FUNCTIONS = 10_000
@@ -174,3 +176,32 @@ def test_a_controller_keeps_so_many_nodes_and_histograms_of_pods() -> None:
     assert b"keystage_start_seconds_sum{" + ready + b"} 0.5" in text
     assert b'keystage_starts_total{node="n",via="standby"} ' + f"{FUNCTIONS / 2}".encode() in text
     assert names(6)[0].encode() not in text
+
+
+def pod(phase: str, *, is_ready: bool = False, **metadata: object) -> dict[str, Any]:
+    conditions = [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    ] * is_ready
+    return {
+        "metadata": {"name": "p", **metadata},
+        "spec": {"nodeName": "n"},
+        "status": {"phase": phase, "conditions": conditions},
+    }
+
+
+def test_a_fresh_pod_counts_once_when_it_is_ready_and_never_if_it_will_not_be() -> None:
+    now = [10.0]
+    starts = PodStarts(lambda: now[0])
+    for name in ("one", "ends", "leaves", "refused"):
+        starts.begun(name, "llm", 10.0)
+    starts.look({name: pod("Pending") for name in ("one", "ends", "leaves")})
+    now[0] = 13.0
+    leaving = pod("Running", is_ready=True, deletionTimestamp="2026-01-01T00:00:00Z")
+    shown = {"one": pod("Running", is_ready=True), "ends": pod("Failed"), "leaves": leaving}
+    starts.look(shown)
+    starts.look(shown | {"foreign": pod("Running", is_ready=True)})
+    now[0] = 10.0 + UNSEEN_S + 1
+    starts.look({})
+    starts.look({"refused": pod("Running", is_ready=True)})
+    found = {(s.name, s.labels["via"]): s.value for s in starts.samples()}
+    assert found == {("keystage_starts", "process"): 1, ("keystage_start_seconds", "process"): 3.0}

@@ -94,6 +94,44 @@ def test_failures_in_one_clump_are_no_proof() -> None:
     assert line.verdict == "no difference"
 
 
+def all_failed(given: list[Row]) -> list[Row]:
+    return [dataclasses.replace(row, error="http_503: no worker", status=503, first_s=None) for row in given]
+
+
+@pytest.mark.parametrize("at_s", [AT_S[:40], AT_S[::30]], ids=["in a row", "all over"])
+@pytest.mark.parametrize("is_paired", [True, False])
+def test_forty_of_forty_failed_are_a_difference_wherever_they_lie(at_s: list[float], is_paired: bool) -> None:
+    none = rows(1, 40, at_s=at_s)
+    given = {"metrics": ("failure_share",), "is_paired": is_paired}
+    (line,) = beside(none, all_failed(none), **given).lines
+    assert (line.a, line.b, line.verdict) == (0.0, 1.0, "worse")
+    assert line.low is not None
+    assert 0.75 < line.low < 1.0  # 0 of 40 and 40 of 40 each hold 91 % with half of 5 %
+    (back,) = beside(all_failed(none), none, **given).lines
+    assert back.verdict == "better"
+    (same,) = beside(all_failed(none), all_failed(none), **given).lines
+    assert same.verdict == "no difference"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_so_few_requests_that_nothing_could_be_told_are_too_few_data(count: int) -> None:
+    none = rows(1, count, at_s=AT_S[:: 1200 // count][:count])
+    for other in (none, all_failed(none)):
+        (line,) = beside(none, other, metrics=("failure_share",)).lines
+        assert (line.verdict, line.low, line.high) == ("too few data", None, None)
+        assert line.because == (
+            f"{count} and {count} requests: even none failed against all failed would be no proof"
+        )
+
+
+def test_an_interval_without_ends_is_too_few_data() -> None:
+    few = rows(1, 40, at_s=AT_S[:40])  # in three of 75 blocks: some replicates draw none of them
+    (line,) = beside(few, rows(2, 40, at_s=AT_S[:40], scale=1.2), metrics=("latency_p50",)).lines
+    assert (line.verdict, line.low, line.high) == ("too few data", None, None)
+    assert "no end on either side" in line.because
+    assert line.difference is not None
+
+
 def test_percentiles_need_ten_requests_beyond_them() -> None:
     few = rows(1, 999, at_s=AT_S[:999])
     found = {line.metric: line for line in beside(few, few).lines}

@@ -10,8 +10,9 @@ from keystage.controller.domain.snapshot import Answered, BatchProfile, Pipeline
 from keystage.controller.platforms.local_cap import Machine
 from keystage.controller.platforms.local_cpu import Work
 from keystage.controller.platforms.local_device import MAX_BATCH
+from keystage.controller.platforms.local_expiry import Expiries
 from keystage.controller.platforms.local_view import Seen, snapshot_of
-from keystage.local.api import Deployment, FunctionRecord, ReplicaRecord
+from keystage.local.api import Deployment, FunctionRecord, Override, ReplicaRecord
 from keystage.router.api import RouterStats, StageCounters
 from keystage.worker.config import WorkerConfig
 
@@ -116,3 +117,70 @@ def test_cores_as_deployed_are_told_beside_those_of_now() -> None:
     cpu = seen(stage(0, cores=4.0, KEYSTAGE_THREADS="2"), work=[HELPS]).stages[0].cpu
     assert cpu is not None
     assert (cpu.cores, cpu.base) == (4.0, 2.0)
+
+
+# ---------------------------------------------------------------- contradictions and clocks
+
+
+def told(incarnation: str, execution: str = "single-pass", stages: int = 2) -> RouterStats:
+    return RouterStats(
+        pipeline="p", incarnation=incarnation, at_s=1.0, wall_s=1.0, execution=execution, requests=0,
+        completed=0, refused={}, replayed_tokens=0, moves=0, replicas=[],
+        stages=[StageCounters(k, 0, 0.0, 0.0, 0, *(0,) * 7) for k in range(stages)],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stats", "missing"),
+    [
+        ([told("a"), told("b")], ""),
+        (
+            [told("a"), told("b", "looping")],
+            "replicas of router p contradict each other: looping and single-pass",
+        ),
+        ([told("a"), told("a")], "two replicas of router p call themselves a"),
+        (
+            [told("a"), told("b", stages=3)],
+            "replicas of router p contradict each other: they count 2 and 3 stages",
+        ),
+    ],
+)
+def test_routers_that_contradict_each_other_hold_their_pipeline(
+    stats: list[RouterStats], missing: str
+) -> None:
+    snapshot = snapshot_of(
+        Seen(
+            at_s=10.0, functions=[function("p", KEYSTAGE_ROLE="router"), stage(0), stage(1)], replicas=[],
+            stats={"p": stats}, unread={}, machine=Machine(8, 1 << 40), bundles={},
+        )
+    )  # fmt: skip
+    (view,) = snapshot.pipelines
+    assert view.missing == missing
+
+
+def asked(replicas: int, expires_at_s: float) -> FunctionRecord:
+    return msgspec.structs.replace(stage(0), override=Override(replicas, expires_at_s))
+
+
+def ends_s(found: list[FunctionRecord]) -> float:
+    assert found[0].override is not None
+    return found[0].override.expires_at_s
+
+
+@pytest.mark.parametrize("jump_s", [-3 * 3600.0, 3 * 3600.0])
+def test_a_wall_clock_that_is_set_neither_ends_nor_prolongs_a_wish(jump_s: float) -> None:
+    known = Expiries()
+    assert ends_s(known.steadied([asked(3, 1600.0)], 1000.0, 1000.0)) == 1600.0
+    # the clock is set while the wish holds
+    assert ends_s(known.steadied([asked(3, 1600.0)], 1001.0, 1001.0 + jump_s)) == 1600.0
+    # a wish that was written after that, for ten minutes again
+    now_s = 1010.0 + jump_s
+    assert ends_s(known.steadied([asked(2, now_s + 600.0)], 1010.0, now_s)) == 1610.0
+    # one that was taken back is forgotten, and the same words later are a new one
+    assert known.steadied([stage(0)], 1020.0, 1020.0 + jump_s)[0].override is None
+    assert ends_s(known.steadied([asked(2, now_s + 600.0)], 1030.0, now_s + 20)) == 1610.0
+
+
+def test_functions_without_a_wish_are_left_alone() -> None:
+    records = [stage(0), stage(1)]
+    assert Expiries().steadied(records, 1.0, 2.0) == records

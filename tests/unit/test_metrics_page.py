@@ -11,7 +11,10 @@ from keystage.wire.metrics import METRICS
 from keystage.wire.metrics_page import PARTS, page, part_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-LABELS = {"pipeline", "stage", "replica", "node", "reason", "phase", "via", "source", "gpu", "function_name"}
+LABELS = {
+    "pipeline", "stage", "replica", "node", "reason", "found", "phase", "via", "source", "gpu",
+    "function_name", "tenant",
+}  # fmt: skip
 
 
 def test_the_page_is_current() -> None:

@@ -132,3 +132,23 @@ def test_numbers_are_carried_with_four_digits() -> None:
     assert words.short(0.123456) == 0.1235
     assert words.short(123456.0) == 123500.0
     assert words.percent(0.853) == "85 %"
+
+
+@pytest.mark.parametrize(
+    ("reason", "end_s", "text"),
+    [
+        ("override: 3", 1_764_433_211.9, "override: 3, until 16:20:11 UTC"),
+        (
+            "override: 3; at most 2 by label",
+            1_764_433_211.0,
+            "override: 3, until 16:20:11 UTC; at most 2 by label",
+        ),
+        ("override: 3", None, "override: 3"),
+        ("override: 3", math.nan, "override: 3"),
+        ("override: 3", math.inf, "override: 3"),
+        ("override: 3", 4102444800.0, "override: 3"),
+        ("waits within 0.1 s", 1_764_433_211.0, "waits within 0.1 s"),
+    ],
+)
+def test_a_persons_number_is_told_with_its_end(reason: str, end_s: float | None, text: str) -> None:
+    assert words.until(reason, end_s) == text

@@ -107,6 +107,16 @@ def test_a_loss_too_many_ends_a_request() -> None:
     assert "out of memory" in str(refused.refusal)
 
 
+def test_losses_between_which_a_request_gets_on_do_not_add_up() -> None:
+    c = core(1, max_losses=1)
+    join(c, "a", (0,))
+    number = c.submit(ask(max_tokens=5), 0.0)
+    for epoch in (1, 2, 3):
+        c.tokens(tokens(number, epoch, 1 + epoch), 1.0)
+        c.failed(api.Failed("a", [number], [epoch], "its input was lost", True), 1.0)
+    assert not [o for o in c.take()[1] if isinstance(o, Refuse)]
+
+
 def test_the_queue_has_a_bound_and_a_deadline() -> None:
     c = core(1, queue_items=1)
     number = c.submit(ask(deadline_s=5.0), 0.0)

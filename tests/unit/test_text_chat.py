@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 
-import jinja2
 import pytest
 
+from keystage.bundle.errors import BundleError
 from keystage.router.engine import InvalidRequest
 from keystage.router.text_chat import ChatTemplate
 
@@ -49,5 +49,5 @@ def test_sandbox_holds(source: str) -> None:
 
 
 def test_broken_template_is_refused_when_loaded() -> None:
-    with pytest.raises(jinja2.TemplateSyntaxError):
+    with pytest.raises(BundleError, match="template"):
         ChatTemplate("{% for %}", {})

@@ -11,6 +11,7 @@ from support.face_server import byte_level_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from keystage.bundle.api import emulated
+from keystage.bundle.errors import BundleError
 from keystage.router.text import ByteText, HfText, PieceDecoder, WindowDecoder, decode, load_text
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "Zürich, Łódź, 東京, 🙂🙃 and ñandú"] * 20
@@ -166,7 +167,7 @@ def test_pipeline_says_which_codec(tmp_path: Path, byte_level: Tokenizer) -> Non
     byte_level.save(str(tmp_path / "tokenizer.json"))
     with_file = msgspec.structs.replace(pipeline, tokenizer="tokenizer.json")
     assert isinstance(load_text(with_file, tmp_path), HfText)
-    with pytest.raises(FileNotFoundError, match="tokenizer"):
+    with pytest.raises(BundleError, match="tokenizer"):
         load_text(with_file, None)
 
 

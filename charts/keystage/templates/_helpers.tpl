@@ -214,6 +214,14 @@ list with one name twice cannot be applied. A whole number is written as one, no
 - name: KEYSTAGE_POD_BUNDLES_CLAIM
   value: {{ . }}
 {{- end }}
+{{- with .Values.functions.redis }}
+{{- if .secretName }}
+- name: KEYSTAGE_POD_REDIS_SECRET
+  value: {{ .secretName }}
+- name: KEYSTAGE_POD_REDIS_KEY
+  value: {{ .secretKey }}
+{{- end }}
+{{- end }}
 {{- if and .Values.gpu.enabled .Values.gpu.runtimeClassName }}
 - name: KEYSTAGE_POD_GPU_RUNTIME_CLASS
   value: {{ .Values.gpu.runtimeClassName }}

@@ -1,9 +1,10 @@
 """`keystage bench soak`: an hour of the trace at 10x through the real platform, 8 hours at 100x simulated.
 
 Live: the 2019 sample of 100 functions dealt to three pipelines, through the gateway, Keystage's controller
-steering, devices emulated; 6 minutes of wall time. Every request is accounted for (sent = served + refused by
-reason + failed by class, and the routers' own counts beside it), latency and lag are followed by the minute,
-and memory, open files and threads of every process are sampled: slopes with intervals (`soak_trend`).
+steering, devices emulated; 6 minutes of wall time, or `--seconds` (1800: half an hour). Every request is
+accounted for (sent = served + refused by reason + failed by class, and the routers' own counts beside it),
+latency and lag are followed by the minute, and memory, shared memory, open files and threads of every process
+are sampled: slopes with intervals (`soak_trend`).
 Simulated: the sample of 500 functions, all 8 hours, on a pool of thousands of GPUs.
 """
 
@@ -163,6 +164,7 @@ def live_trends(outcome: Outcome) -> dict[str, Trend]:
     found["send lag (ms)"] = trend(at_s, 1e3 * lag_s, duration_s, is_median=True, part_of=least_ms)
     for column, name, unit in (
         ("private_bytes", "memory {} (MiB)", _MIB),
+        ("shared_bytes", "shared memory {} (MiB)", _MIB),
         ("files", "files {}", 1.0),
         ("threads", "threads {}", 1.0),
     ):
@@ -290,8 +292,14 @@ def _figures(
     rest = sum(int(np.isnan(p.finished_s).sum()) for p in simulated.pipelines)
     every = {**trends, **{f"simulated {name}": one for name, one in sim_trends.items()}}
     growing = [name for name, one in every.items() if one.is_growing]
+    rising = [f"{name} by {one.growth_ratio:.2%}" for name, one in trends.items() if one.is_rising]
     return {
         **_live_figures(outcome, trends),
         "growing": Figure([len(growing)], f"what grows: {', '.join(growing) or 'nothing'}", "0"),
+        "rising": Figure(
+            [len(rising)],
+            f"live slopes whose 95 % interval lies above 0, with their growth: {', '.join(rising) or 'none'}",
+            "0",
+        ),
         "simulated_unserved": Figure([rest], "simulated requests without an answer at the end", "0"),
     }

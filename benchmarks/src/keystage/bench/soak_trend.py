@@ -60,6 +60,11 @@ class Trend:
         return self.is_told and self.low > 0 and self.growth_ratio > MOST_RATIO
 
     @property
+    def is_rising(self) -> bool:
+        """Whether the slope's interval lies above 0, however small the growth."""
+        return self.is_told and self.low > 0
+
+    @property
     def is_told(self) -> bool:
         """Whether the span is long enough to tell anything."""
         return math.isfinite(self.low) and self.span_s >= LEAST_S
@@ -77,7 +82,13 @@ class Trend:
 
 
 def trend(
-    at_s: Floats, values: Floats, duration_s: float, *, is_median: bool = False, part_of: float = 0.0
+    at_s: Floats,
+    values: Floats,
+    duration_s: float,
+    *,
+    is_median: bool = False,
+    part_of: float = 0.0,
+    warm_ratio: float = WARM_RATIO,
 ) -> Trend:
     """The trend of samples.
 
@@ -87,11 +98,12 @@ def trend(
         duration_s: length of the run.
         is_median: blocks are medians, for latencies; else means.
         part_of: see `Trend`.
+        warm_ratio: part of the run that is left out at its begin.
 
     Returns:
         With fewer than `LEAST_BLOCKS` blocks that hold samples, an interval without ends.
     """
-    begin_s = WARM_RATIO * duration_s
+    begin_s = warm_ratio * duration_s
     edges_s = np.linspace(begin_s, duration_s, BLOCKS + 1)
     block = np.searchsorted(edges_s, at_s, side="right") - 1
     centres: list[float] = []

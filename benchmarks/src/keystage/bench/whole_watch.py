@@ -20,9 +20,9 @@ from keystage.local.world import LocalWorld
 Floats = npt.NDArray[np.float64]
 
 ROLES = ("supervisor", "gateway", "controller", "keysmanager", "router", "worker", "other")
-COLUMNS = ("at_s", "pid", "role", "private_bytes", "files", "threads")
+COLUMNS = ("at_s", "pid", "role", "private_bytes", "files", "threads", "shared_bytes")
 """Of a sample: seconds since the schedule's begin, process id, index in `ROLES`, resident bytes not shared
-with files or shared memory, open descriptors, threads."""
+with files or shared memory, open descriptors, threads, resident bytes of shared memory (memfds)."""
 MOST_PROCESSES = 128
 _GONE = ("failed", "stopped")
 
@@ -101,7 +101,7 @@ class ProcessWatch:
 
     @property
     def samples(self) -> Floats:
-        """Samples [n, 6] so far, see `COLUMNS`."""
+        """Samples [n, 7] so far, see `COLUMNS`."""
         return self._kept[: self._number].copy()
 
     def sample(self, at_s: float) -> None:
@@ -116,13 +116,16 @@ class ProcessWatch:
             try:
                 pages = Path(f"/proc/{process.pid}/statm").read_text().split()
                 files, threads = process.num_fds(), process.num_threads()
+                shared_bytes = _shared_bytes(process.pid)
             except (psutil.Error, OSError):
                 continue  # it has ended
             if pages[0] == "0":
                 continue  # it has ended, and nobody has asked after it yet
             private_bytes = (int(pages[1]) - int(pages[2])) * self._page_bytes
             role = ROLES.index(roles.get(process.pid, "other"))
-            self._kept[self._number] = (at_s, process.pid, role, private_bytes, files, threads)
+            self._kept[self._number] = (
+                at_s, process.pid, role, private_bytes, files, threads, shared_bytes
+            )  # fmt: skip
             self._number += 1
 
     def _roles(self) -> dict[int, str]:
@@ -135,3 +138,15 @@ class ProcessWatch:
             if process is not None and process.process is not None:
                 roles[process.process.pid] = name
         return roles
+
+
+def _shared_bytes(pid: int) -> int:
+    """Resident bytes of shared memory.
+
+    Raises:
+        OSError: it has ended.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1]) << 10
+    return 0

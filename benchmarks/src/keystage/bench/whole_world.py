@@ -113,7 +113,7 @@ class Outcome:
         most_replicas: most stage processes at once.
         used_cores: cores that platform and client kept busy.
         restarts: of gateway and controller, which should be 0.
-        processes: samples [n, 6] (`whole_watch.COLUMNS`), where asked for.
+        processes: samples [n, 7] (`whole_watch.COLUMNS`), where asked for.
         left_over: command lines of processes below this one after everything ended.
     """
 

@@ -19,6 +19,7 @@ from keystage.cli.errors import fail
 from keystage.observability.api import REPORT_PATH, STALE_S, Report
 from keystage.openfaas.errors import BadAddress, BadPassword, OpenFaasError, answered
 from keystage.openfaas.exchange import Wire, read_password
+from keystage.wire.unreadable import UNREADABLE
 
 NOT_ASKED = 2
 AGAIN_S = 3.0
@@ -67,7 +68,7 @@ class Source:
             raise NotAsked(str(answered(asked, status, body)))
         try:
             return msgspec.json.decode(body, type=Report)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise NotAsked(f"{asked} answered what is no report: {error}") from error
 
     def _credentials(self) -> str:

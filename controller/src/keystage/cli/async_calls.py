@@ -35,8 +35,8 @@ def dead_letters(
 ) -> None:
     """List calls that were given up, with the reason; with --replay, run them anew."""
     from keystage.gateway.queue import Bounds, QueueUnavailable
-    from keystage.gateway.queue_address import check_redis, shown
     from keystage.gateway.queue_redis import RedisQueue
+    from keystage.wire.redis_address import check_redis, shown
 
     if not redis:
         fail("no Redis is named: give --redis or KEYSTAGE_REDIS (a queue in memory keeps no dead letters)", 2)

@@ -37,6 +37,8 @@ _NAMES = {
     "sim-vs-local": "the local world with emulated devices beside the simulator, same arrivals",
     "e2e": "controller on, off and every rival on the real local platform, beside the simulator",
     "mixed": "several pipelines on one pool under the Azure Functions trace, simulated and live",
+    "cycles": "ten thousand starts and ends of replicas (--full; 1,000 without): leaks in any part",
+    "overload": "goodput from 0 to 10 times the capacity through the platform; memory of router and gateway",
     "soak": "an hour of the trace at 10x through the real platform, 8 hours at 100x simulated: drift, leaks",
 }
 
@@ -51,7 +53,7 @@ def bench(
     gb: Annotated[
         float | None, typer.Option(min=0.01, help="bench load: GiB of a stage's parameters")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="bench load: cpu, cuda, cuda:N")] = None,
+    device: Annotated[str | None, typer.Option(help="bench load, cycles: cpu, cuda, cuda:N")] = None,
     cpu: Annotated[bool | None, typer.Option("--cpu", help="bench engine: on the CPU in any case")] = None,
     parts: Annotated[str | None, typer.Option(help="bench engine, GPUs: which parts, by commas")] = None,
     seconds: Annotated[

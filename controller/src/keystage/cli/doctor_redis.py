@@ -24,7 +24,7 @@ def checks(address: str) -> list[Check]:
     Args:
         address: as the gateway has it; a password in it is not told.
     """
-    from keystage.gateway.queue_address import check_redis, shown
+    from keystage.wire.redis_address import check_redis, shown
 
     try:
         check_redis(address)

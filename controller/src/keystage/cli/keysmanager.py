@@ -14,6 +14,7 @@ import typer
 
 from keystage.cli.errors import fail
 from keystage.cli.output import tell_json
+from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -215,5 +216,5 @@ def _status_over_http(address: str, token: str) -> NodeStatus:
     except urllib.error.HTTPError as error:
         with error:
             raise OSError(f"{error.code} {error.read(200).decode(errors='replace')}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise OSError(f"no status of a KeysManager: {error}") from error

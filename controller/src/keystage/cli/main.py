@@ -35,6 +35,7 @@ from keystage.cli import (
     top,
     trace,
     train,
+    upgrade,
     world,
 )
 from keystage.cli.errors import bad_settings, fail
@@ -74,6 +75,7 @@ def keystage(
 
 app.command(name="run")(world.run)
 app.command(name="up")(world.up)
+app.command(name="upgrade")(upgrade.upgrade)
 app.command(name="demo")(world.demo)
 app.command(name="load")(load.load)
 app.command(name="load-agent")(load_agent.load_agent)

@@ -11,6 +11,7 @@ import typer
 
 from keystage.cli.errors import fail
 from keystage.cli.output import tell_json
+from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from keystage.streams.api import Program
@@ -157,7 +158,7 @@ def options_of(given: list[str] | None) -> dict[str, Any]:
             fail(f"--option {word!r}: expected KEY=VALUE", 2)
         try:
             options[key] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             options[key] = value
     return options
 

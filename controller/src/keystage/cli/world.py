@@ -149,10 +149,14 @@ def demo(
     from keystage.local.config import LocalSettings
     from keystage.local.errors import LocalError
     from keystage.local.home import read_credentials
-    from keystage.wire.endpoints import watch_lifeline
+    from keystage.wire.endpoints import EndpointError, watch_lifeline
 
     settings = LocalSettings()
-    watch_lifeline(settings.lifeline_fd)
+    try:
+        watch_lifeline(settings.lifeline_fd)
+    except EndpointError as error:
+        typer.echo(f"keystage: {error}", err=True)
+        raise typer.Exit(2) from None
     folder = home or settings.home
     try:
         user, password = read_credentials(folder / "credentials")

@@ -28,12 +28,13 @@ from keystage.controller.metrics import Counts
 from keystage.controller.platforms.local import LocalPlatform
 from keystage.controller.platforms.local_report import SupervisorAudience
 from keystage.controller.platforms.openfaas import NotForThisGateway, OpenFaasPlatform
+from keystage.controller.seat import Seat
 from keystage.controller.telling import Telling
 from keystage.kubernetes.errors import ClusterUnavailable
 from keystage.openfaas.client import Client
 from keystage.openfaas.errors import BadPassword
 from keystage.openfaas.exchange import Wire
-from keystage.wire.endpoints import watch_lifeline
+from keystage.wire.endpoints import EndpointError, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.metrics import Sample, expose
 
@@ -77,8 +78,16 @@ def make_telling(settings: ControllerSettings) -> Telling | None:
     return Telling(f"controller-{secrets.token_hex(8)}", SupervisorAudience(settings.control))
 
 
+def seat_of(settings: ControllerSettings) -> Seat:
+    """The seat of whoever steers this world: beside the supervisor's socket, whatever the state folder."""
+    if settings.control is not None:
+        control = settings.control.resolve()
+        return Seat(control.with_name(f"{control.name}.controller"))
+    return Seat(settings.home / "controller.lock")
+
+
 @contextlib.contextmanager
-def shown(settings: ControllerSettings, counts: Counts) -> Iterator[None]:
+def shown(settings: ControllerSettings, counts: Counts, seat: Seat) -> Iterator[None]:
     """Serves probes and metrics meanwhile, where a port is named: nobody needs them on one machine.
 
     Raises:
@@ -92,8 +101,7 @@ def shown(settings: ControllerSettings, counts: Counts) -> Iterator[None]:
             settings.health_port,
             lambda: "",
             lambda: "",
-            # The only one leads.
-            lambda: expose([Sample("keystage_leader", {}, 1.0), *counts.samples()]),
+            lambda: expose([Sample("keystage_leader", {}, float(seat.is_taken)), *counts.samples()]),
         )
     except OSError as error:
         raise WireError(f"KEYSTAGE_HEALTH_PORT={settings.health_port}: {error.strerror}") from error
@@ -115,14 +123,17 @@ def run(settings: ControllerSettings, stop: threading.Event | None = None) -> bo
         from keystage.controller.clustered import run_clustered  # its client takes a second to import
 
         return run_clustered(settings, stop)
+    seat = seat_of(settings)
     platform = make_platform(settings)
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = DecisionLog(settings.home / "decisions.jsonl", settings.decisions_bytes)
     telling, counts = make_telling(settings), Counts()
-    if telling is not None:
-        telling.start()
     try:
-        with shown(settings, counts):
+        with shown(settings, counts, seat):
+            if not seat.wait(stop):
+                return True
+            if telling is not None:
+                telling.start()
             loop = Loop(
                 platform,
                 settings.policy_settings(),
@@ -136,6 +147,7 @@ def run(settings: ControllerSettings, stop: threading.Event | None = None) -> bo
         if telling is not None:
             telling.stop()
         platform.close()
+        seat.leave()  # last: nothing is written any more
     return True
 
 
@@ -174,10 +186,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    watch_lifeline(settings.lifeline_fd)
     try:
+        watch_lifeline(settings.lifeline_fd)
         return 0 if run(settings, stop) else 1
-    except (BadPassword, NotForThisGateway, ClusterUnavailable, WireError) as error:
+    except (BadPassword, NotForThisGateway, ClusterUnavailable, EndpointError, WireError) as error:
         sys.stderr.write(f"controller: {error}\n")
         return 2
 

@@ -24,7 +24,7 @@ from keystage.controller.metrics import Counts
 from keystage.controller.platforms.bundles import Bundles
 from keystage.controller.platforms.kubernetes import KubernetesPlatform
 from keystage.controller.telling import Telling
-from keystage.kubernetes.asking import Asking, internal_token
+from keystage.kubernetes.asking import Asking, internal_bearer
 from keystage.kubernetes.client import Cluster, connect
 from keystage.kubernetes.cluster_events import Events
 from keystage.kubernetes.gateway_loads import GatewayLoads
@@ -37,6 +37,7 @@ from keystage.kubernetes.resize import Resizer
 from keystage.kubernetes.view import name_of, status_of_object
 from keystage.kubernetes.wishes import Wishes
 from keystage.kubernetes.world import World
+from keystage.wire.bearer import Bearer
 from keystage.wire.metrics import Sample, expose
 
 LEASE = "keystage-controller"
@@ -59,7 +60,7 @@ class Lead:
         identity: of this process.
     """
 
-    def __init__(self, settings: ControllerSettings, world: World, token: str, identity: str) -> None:
+    def __init__(self, settings: ControllerSettings, world: World, token: Bearer, identity: str) -> None:
         pods = settings.pod_settings()
         self._stop = threading.Event()
         self._world = world
@@ -89,7 +90,7 @@ class Lead:
             timeout_s=settings.stats_timeout_s,
             budget_replicas=settings.budget_replicas,
         )
-        self.starts = PodStarts()
+        self.starts = PodStarts(world.clock.now_s)
         self._reconciler = Reconciler(
             world,
             self.wishes,
@@ -99,7 +100,7 @@ class Lead:
                 requests_on=lambda *about: self._loads.now().requests_on(*about),
                 parameter_bytes=self.platform.parameter_bytes,
                 keysmanagers=self._keysmanagers if pods.has_keysmanager else None,
-                served=self.starts.served,
+                starts=self.starts,
             ),
             identity=identity,
             on_crash=lambda _: self.has_failed.set(),
@@ -168,7 +169,7 @@ def run_clustered(settings: ControllerSettings, stop: threading.Event) -> bool:
         OSError: the health port is taken.
     """
     assert settings.wire_key_file is not None
-    token = internal_token(settings.wire_key_file)
+    token = internal_bearer(settings.wire_key_file)
     functions = Cluster(connect(settings.kubeconfig), settings.functions_in)
     system = functions.within(settings.system_in)
     world = World(functions, system, sees_all_pods=settings.node_pods)

@@ -15,6 +15,14 @@ from keystage.kubernetes.cores import quantity
 from keystage.kubernetes.manifests import Bundles as PodBundles
 from keystage.kubernetes.manifests import Settings as PodSettings
 from keystage.openfaas.exchange import Credentials, gateway_address, read_password
+from keystage.wire.unreadable import UNREADABLE
+
+MOST_SETTING = 1e9
+"""Of any number of the policy, and of seconds to wait: what is beyond it is a mistake, and overflows."""
+
+LEAST_DIVISOR = 1e-6
+_DIVISORS = frozenset({"chain_wait_ratio", "fast_s", "forget_s", "slow_s"})
+"""Settings by which something is divided."""
 
 
 class ControllerSettings(ClusterSettings):
@@ -61,6 +69,8 @@ class ControllerSettings(ClusterSettings):
         pod_timeout_s: longest that a request may take.
         pod_user: user and group of plain functions, 0: their image's own.
         pod_gpu_runtime_class: runtime class of stages on a GPU, empty: the nodes' default runtime.
+        pod_redis_secret: Secret of routers with the address of their Redis, empty: they have none.
+        pod_redis_key: of that Secret.
     """
 
     model_config = SettingsConfigDict(
@@ -72,12 +82,12 @@ class ControllerSettings(ClusterSettings):
     gateway_user: str = "admin"
     gateway_password_file: Path | None = None
     gateway_namespace: str = ""
-    gateway_timeout_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
+    gateway_timeout_s: float = Field(default=5.0, gt=0, le=MOST_SETTING, allow_inf_nan=False)
     home: Path = Path(".keystage")
     lifeline_fd: int | None = None
     tick_s: float = Field(default=0.25, gt=0, le=60, allow_inf_nan=False)
     budget_replicas: int | None = Field(default=None, ge=1)
-    stats_timeout_s: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    stats_timeout_s: float = Field(default=0.5, gt=0, le=MOST_SETTING, allow_inf_nan=False)
     decisions_bytes: int = Field(default=64 << 20, ge=1 << 16)
     policy: str = "{}"
     health_port: int = Field(default=8081, ge=0, le=65535)
@@ -95,9 +105,11 @@ class ControllerSettings(ClusterSettings):
     pod_cluster_domain: str = ""
     pod_requests: str = "cpu=100m,memory=256Mi"
     pod_run_bytes: int = Field(default=1 << 30, ge=1 << 20)
-    pod_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    pod_timeout_s: float = Field(default=600.0, gt=0, le=MOST_SETTING, allow_inf_nan=False)
     pod_user: int = Field(default=12000, ge=0)
     pod_gpu_runtime_class: str = ""
+    pod_redis_secret: str = ""
+    pod_redis_key: str = "url"
 
     @field_validator("pod_requests")
     @classmethod
@@ -156,6 +168,8 @@ class ControllerSettings(ClusterSettings):
             timeout_s=self.pod_timeout_s,
             user=self.pod_user,
             gpu_runtime_class=self.pod_gpu_runtime_class,
+            redis_secret=self.pod_redis_secret,
+            redis_key=self.pod_redis_key,
         )
 
     def credentials(self) -> Credentials | None:
@@ -189,6 +203,22 @@ def parse_requests(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def _check_numbers(where: str, settings: msgspec.Struct) -> None:
+    """Refuses what no time, ratio or count can be.
+
+    Raises:
+        ValueError: names the setting, the bounds and the number.
+    """
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, msgspec.Struct):
+            _check_numbers(f"{where}: {name}", value)
+            continue
+        least = LEAST_DIVISOR if name in _DIVISORS else 0.0
+        if isinstance(value, int | float) and not least <= value <= MOST_SETTING:
+            raise ValueError(f"{where}: {name} must be within {least:g} and {MOST_SETTING:g}, got {value}")
+
+
 def parse_policy(text: str) -> PolicySettings:
     """Reads policy settings from JSON.
 
@@ -200,6 +230,8 @@ def parse_policy(text: str) -> PolicySettings:
         unknown = sorted(set(known) - set(PolicySettings.__struct_fields__))
         if unknown:
             raise ValueError(f"KEYSTAGE_POLICY has no setting {', '.join(unknown)}")
-        return msgspec.convert(known, PolicySettings)
-    except msgspec.DecodeError as error:
+        settings = msgspec.convert(known, PolicySettings)
+        _check_numbers("KEYSTAGE_POLICY", settings)
+        return settings
+    except UNREADABLE as error:
         raise ValueError(f"KEYSTAGE_POLICY must be a JSON object of policy settings: {error}") from error

@@ -19,6 +19,7 @@ from keystage.controller.domain.snapshot import Snapshot
 from keystage.controller.domain.state import PolicyState
 from keystage.controller.policy.decide import decide
 from keystage.controller.policy.settings import PolicySettings
+from keystage.wire.unreadable import UNREADABLE
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,10 +98,14 @@ def replay(path: Path) -> tuple[int, list[Difference]]:
 def _compare(line: bytes) -> Iterator[str]:
     try:
         record = msgspec.json.decode(line, type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         yield f"not a decision: {error}"
         return
-    again = decide(record.settings, record.snapshot, record.before)
+    try:
+        again = decide(record.settings, record.snapshot, record.before)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers nobody logged
+        yield f"cannot be decided again: {type(error).__name__}: {error}"
+        return
     for field in Decision.__struct_fields__:
         logged, now = getattr(record.decision, field), getattr(again, field)
         if logged != now:

@@ -35,16 +35,19 @@ from keystage.gateway.queue_build import build_async_calls
 from keystage.gateway.queue_calls import PREFIX as ASYNC_PREFIX
 from keystage.gateway.replicas import Replicas
 from keystage.gateway.rest import Management, make_app
-from keystage.gateway.server import client_protocol, settle_memory
+from keystage.gateway.server import client_crowd, client_protocol, settle_memory
 from keystage.gateway.timeouts import silence_s
 from keystage.gateway.websocket import PING_S, WebSocketProxy
-from keystage.kubernetes.asking import internal_token
+from keystage.kubernetes.asking import internal_bearer
+from keystage.wire.crowd import places
 from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
+from keystage.wire.garbage import collect_young
 from keystage.wire.metrics import Sample, Samples
 from keystage.wire.tracing import open_tracer
 
+BACKLOG = 2048
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections (90 s), so that it is they who close them."""
 LEAVE_S = 2.0
@@ -144,7 +147,7 @@ def internal_handlers(
     from keystage.gateway.kubernetes import KubernetesBackend  # loaded already: see `make_backend`
 
     assert isinstance(backend, KubernetesBackend)
-    token = internal_token(settings.wire_key_file)
+    token = internal_bearer(settings.wire_key_file)
     internal = Internal(backend, reporter.present, backend.reports, token, is_leaving)
     return [(prefix, internal) for prefix in PREFIXES]
 
@@ -157,7 +160,7 @@ async def serve(settings: GatewaySettings) -> None:
         WireError: the deployment's secret cannot be used.
         EndpointError: the address cannot be listened on.
     """
-    raise_descriptors()
+    descriptors = raise_descriptors()
     credentials = read_credentials(settings)
     backend = make_backend(settings)
     metrics = Metrics()
@@ -177,7 +180,10 @@ async def serve(settings: GatewaySettings) -> None:
     management = Management(backend, metrics, settings.override_s)
     app = Gateway(make_app(management, credentials), http, websocket=websockets)
     parts: tuple[Part, ...] = (backend, reporter, proxy, calls)
-    protocol = client_protocol(upstream_s)
+    # Each takes a connection to a replica as well.
+    most = settings.most_connections or places(descriptors, each=2)
+    spare = max(4, (descriptors - 2 * most) // 4)
+    protocol = client_protocol(upstream_s, crowd=client_crowd(most, min(spare, most)))
     server = LeavingServer(
         uvicorn.Config(
             app,
@@ -193,11 +199,13 @@ async def serve(settings: GatewaySettings) -> None:
             proxy_headers=False,  # X-Forwarded-For is passed on, and added to, by the proxy itself
             server_header=False,
             date_header=False,
+            backlog=min(BACKLOG, spare),  # so many are accepted before the first of them is counted
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(settings.stop_s),
         ),
         protocol,
         leave_s_of(settings),
+        has_successor=settings.backend == "local",
     )
     app.add(internal_handlers(settings, backend, reporter, lambda: server.is_leaving))
     management.reports.is_leaving = lambda: server.is_leaving
@@ -210,6 +218,8 @@ async def serve(settings: GatewaySettings) -> None:
         if tracer is not None:
             running.push_async_callback(asyncio.to_thread, tracer.stop)
         settle_memory()
+        tidying = asyncio.create_task(collect_young())
+        running.callback(tidying.cancel)
         # The server raises again the signal that ended it, which would end us before the parts have stopped.
         for ending in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ending, _ended_already)

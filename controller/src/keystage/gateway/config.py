@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from keystage.gateway.queue_address import check_redis
 from keystage.gateway.replicas import MAX_WAITING
 from keystage.kubernetes.config import ClusterSettings
 from keystage.local.durations import MAX_S
+from keystage.wire.redis_address import check_redis
 
 
 class GatewaySettings(ClusterSettings):
@@ -29,6 +29,7 @@ class GatewaySettings(ClusterSettings):
         timeout_s: seconds that a function may take, or be silent while it answers; functions are told
             the same number, see `gateway.timeouts`.
         max_body_bytes: largest request body passed on to a function.
+        most_connections: of clients at once, 0: what the limit of descriptors allows, see `wire.crowd`.
         redis: address of the Redis that keeps asynchronous calls; None: they are kept in memory.
         async_entries: asynchronous calls of one function that are held at once; beyond: 429.
         async_bytes: bytes of all of them; one function may hold as much as is free.
@@ -57,11 +58,12 @@ class GatewaySettings(ClusterSettings):
     credentials: Path
     http: str = "127.0.0.1:8080"
     lifeline_fd: int | None = None
-    override_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
-    wake_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    override_s: float = Field(default=600.0, gt=0, le=MAX_S, allow_inf_nan=False)
+    wake_s: float = Field(default=60.0, ge=0, le=MAX_S, allow_inf_nan=False)
     max_waiting: int = Field(default=MAX_WAITING, gt=0)
     timeout_s: float = Field(default=600.0, gt=0, le=MAX_S, allow_inf_nan=False)
     max_body_bytes: int = Field(default=64 << 20, gt=0)
+    most_connections: int = Field(default=0, ge=0)
     redis: SecretStr | None = None
     async_entries: int = Field(default=10_000, gt=0)
     async_bytes: int = Field(default=256 << 20, gt=0)
@@ -70,12 +72,12 @@ class GatewaySettings(ClusterSettings):
     async_per_function: int = Field(default=16, gt=0)
     async_in_flight: int = Field(default=128, gt=0)
     async_attempts: int = Field(default=5, gt=0)
-    async_retry_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    async_retry_s: float = Field(default=1.0, gt=0, le=MAX_S, allow_inf_nan=False)
     async_retry_codes: Annotated[frozenset[int], NoDecode] = frozenset({429, 500, 502, 503, 504})
-    async_lease_s: float = Field(default=30.0, ge=0.5, allow_inf_nan=False)
-    async_drain_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    leave_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    stop_s: float = Field(default=3.0, ge=0, allow_inf_nan=False)
+    async_lease_s: float = Field(default=30.0, ge=0.5, le=MAX_S, allow_inf_nan=False)
+    async_drain_s: float = Field(default=1.0, ge=0, le=MAX_S, allow_inf_nan=False)
+    leave_s: float | None = Field(default=None, ge=0, le=MAX_S, allow_inf_nan=False)
+    stop_s: float = Field(default=3.0, ge=0, le=MAX_S, allow_inf_nan=False)
     callback_hosts: Annotated[tuple[str, ...], NoDecode] = ()
 
     @field_validator("control")

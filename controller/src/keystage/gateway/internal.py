@@ -13,7 +13,6 @@ token. It must not ask the API server anything.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +23,7 @@ from keystage.gateway.proxy import Scope, Send
 from keystage.kubernetes.api import LOADS_PATH, REPORT_PATH
 from keystage.local.api import Load
 from keystage.observability.board import MAX_REPORT_BYTES, Board, NoReport
+from keystage.wire.bearer import Bearer, bearer_of
 
 LIVE = "/livez"
 READY = "/readyz"
@@ -50,13 +50,13 @@ class Internal:
         backend: Backend,
         loads: Callable[[], list[tuple[str, Load]]],
         reports: Board,
-        token: str,
+        token: Bearer | str,
         is_leaving: Callable[[], bool],
     ) -> None:
         self._backend = backend
         self._loads = loads
         self._reports = reports
-        self._bearer = f"Bearer {token}".encode()
+        self._bearer = bearer_of(token)
         self._is_leaving = is_leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,4 +123,4 @@ class Internal:
 
     def _is_known(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hmac.compare_digest(given, self._bearer)
+        return self._bearer.admits(given)

@@ -23,13 +23,23 @@ class LeavingServer(uvicorn.Server):
         config: uvicorn's.
         protocol: its HTTP protocol.
         leave_s: see above, 0: it stops at once.
+        has_successor: another process takes connections of the same socket: this one takes no new ones from
+            the signal on. Else whoever comes is served while it stays.
 
     Attributes:
         is_leaving: it was told to stop.
     """
 
-    def __init__(self, config: uvicorn.Config, protocol: type[ClientProtocol], leave_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        protocol: type[ClientProtocol],
+        leave_s: float,
+        *,
+        has_successor: bool = False,
+    ) -> None:
         super().__init__(config)
+        self._has_successor = has_successor
         self._protocol = protocol
         self._leave_s = leave_s
         self._leaves_at_s = 0.0
@@ -50,6 +60,9 @@ class LeavingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Looks ten times a second whether it is time to stop."""
+        if self.is_leaving and self._has_successor:
+            for server in self.servers:
+                server.close()
         if self._leaves_at_s and time.monotonic() >= self._leaves_at_s:
             self.should_exit = True
         return await super().on_tick(counter)

@@ -34,6 +34,7 @@ from keystage.gateway.backend import (
 from keystage.gateway.local_report import ReportReader
 from keystage.gateway.names import check_name
 from keystage.local.api import Deployment, FunctionRecord, Intent, Load, Override, ReplicaRecord, Usage, View
+from keystage.wire.unreadable import UNREADABLE
 
 START_S = 10.0
 RETRY_S = 0.1
@@ -199,7 +200,7 @@ class LocalBackend:
         body = await self._ask("GET", f"/watch?since={since}", timeout=WATCH)
         try:
             view = msgspec.json.decode(body, type=View)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BackendUnavailable(f"the supervisor's view cannot be read: {error}") from error
         version, incarnation = self._version
         if view.incarnation == incarnation and view.version <= version:
@@ -259,7 +260,7 @@ def _secret_path(name: str) -> str:
 def _message(content: bytes) -> str:
     try:
         return msgspec.json.decode(content, type=dict[str, str])["error"]
-    except (msgspec.DecodeError, KeyError):
+    except (KeyError, *UNREADABLE):
         return content[:200].decode("utf-8", "replace")
 
 

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from keystage.gateway.backend import FunctionState
 from keystage.gateway.names import NAMESPACE
-from keystage.wire.metrics import ANSWER_BOUNDS_S
+from keystage.wire.metric_spec import ANSWER_BOUNDS_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE = "application/openmetrics-text"

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from keystage.gateway.backend import GatewayError
+from keystage.wire.unreadable import UNREADABLE
 
 
 class QueueFull(GatewayError):
@@ -193,5 +194,5 @@ def decode(payload: bytes) -> Call:
     """
     try:
         return msgspec.msgpack.decode(payload, type=Call)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"{len(payload)} bytes are no call: {error}") from error

@@ -15,9 +15,10 @@ import yarl
 
 from keystage.gateway.backend import BadRequest
 from keystage.gateway.queue import Call
-from keystage.gateway.queue_address import CallbackRules, shown
+from keystage.gateway.queue_address import CallbackRules
 from keystage.gateway.queue_attempt import Outcome
 from keystage.gateway.queue_backoff import Backoff
+from keystage.wire.redis_address import shown
 
 ANSWER_S = 10.0
 _TRANSIENT = frozenset({408, 425, 429})

@@ -30,8 +30,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from keystage.gateway import queue_scripts as scripts
 from keystage.gateway.forever import forever
 from keystage.gateway.queue import Bounds, Call, Depth, Lease, QueueUnavailable, decode, encode
-from keystage.gateway.queue_address import shown
 from keystage.gateway.queue_tasks import end
+from keystage.wire.redis_address import Script, shown
 
 PREFIX = "{keystage}:async:"
 GROUP = "gateways"
@@ -306,7 +306,7 @@ class RedisQueue:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
-    async def _run(self, script: scripts.Script, keys: Sequence[str], values: Sequence[_Value]) -> Any:
+    async def _run(self, script: Script, keys: Sequence[str], values: Sequence[_Value]) -> Any:
         try:
             return await self._ask("EVALSHA", script.sha1, len(keys), *keys, *values)
         except NoScriptError:  # a Redis that was started anew has none

@@ -11,21 +11,7 @@ Needs Redis 6.2 (XPENDING with IDLE).
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Script:
-    """A Lua program; Redis keeps those it has run under their digest."""
-
-    text: str
-
-    @property
-    def sha1(self) -> str:
-        """Its digest, by which EVALSHA names it."""
-        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
+from keystage.wire.redis_address import Script
 
 _ADD = """
 local function add(stream, functions, bytes, group, bell, name, payload)

@@ -15,6 +15,7 @@ import msgspec
 from fastapi import Request, Response
 
 from keystage.gateway.backend import BadRequest, TooLarge
+from keystage.wire.unreadable import UNREADABLE
 
 MAX_BODY_BYTES = 1 << 20
 DRAIN_BYTES = 64 << 20
@@ -57,7 +58,7 @@ async def read_body(request: Request, kind: type[T], most_bytes: int = MAX_BODY_
         if isinstance(value, dict):
             value = {key: _whole(member) for key, member in value.items() if member is not None}
         return msgspec.convert(value, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequest(f"body is no {kind.__name__}: {error}") from error
 
 

@@ -19,7 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from keystage.gateway.joined_writes import JoinedWrites
 from keystage.gateway.unframed import Unframed, reset
-from keystage.wire.http_protocol import PassingProtocol
+from keystage.wire.crowd import Crowd, CrowdedProtocol
 
 COLLECT_AFTER = (20_000, 20, 20)
 """Container objects made and not freed before the youngest are looked at (Python's 700 is every few
@@ -35,7 +35,7 @@ _NO_HANDSHAKE = (
 )
 
 
-class ClientProtocol(PassingProtocol):
+class ClientProtocol(CrowdedProtocol):
     """Uvicorn's, over `JoinedWrites`, with bounds on how long a client may keep the gateway waiting.
 
     Uvicorn bounds only the time between an answer and the next request. What else a client owes is looked
@@ -226,10 +226,13 @@ class ClientProtocol(PassingProtocol):
             self.transport.abort()
 
     def _answer_late(self, why: str) -> None:
+        self._answer_now(b"408 Request Timeout", why)
+
+    def _answer_now(self, status: bytes, why: str, more: bytes = b"") -> None:
         body = f"{why}\n".encode()
         self.transport.write(
-            b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+            b"HTTP/1.1 %b\r\ncontent-type: text/plain; charset=utf-8\r\n%b"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (status, more, len(body), body)
         )
         self.transport.close()
 
@@ -263,6 +266,9 @@ class ClientProtocol(PassingProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """From here on another protocol has the transport, if it takes the handshake."""
+        if self.is_over and self.crowd is not None:
+            self._answer_now(b"503 Service Unavailable", self.crowd.why(), b"retry-after: 1\r\n")
+            return
         self._stop_timer()
         self._in_message = False
         if isinstance(self.transport, JoinedWrites):
@@ -277,14 +283,23 @@ class ClientProtocol(PassingProtocol):
             self.transport.close()
 
 
-def client_protocol(stall_s: float, head_s: float = HEAD_S) -> type[ClientProtocol]:
+def client_crowd(most: int, reserve: int) -> Crowd:
+    """How many clients are taken; beyond that they are told so in plain words."""
+    return Crowd(most, reserve, b"text/plain; charset=utf-8", lambda why: f"{why}\n".encode())
+
+
+def client_protocol(
+    stall_s: float, head_s: float = HEAD_S, crowd: Crowd | None = None
+) -> type[ClientProtocol]:
     """The protocol with its bounds.
 
     Args:
         stall_s: seconds for which a client may take nothing of its answer, or send nothing of a body.
         head_s: seconds that a request's head may take.
+        crowd: how many there may be, None: as many as come.
     """
-    return type("BoundedClientProtocol", (ClientProtocol,), {"stall_s": stall_s, "head_s": head_s})
+    bounds = {"stall_s": stall_s, "head_s": head_s, "crowd": crowd}
+    return type("BoundedClientProtocol", (ClientProtocol,), bounds)
 
 
 def settle_memory() -> None:

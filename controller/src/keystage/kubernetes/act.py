@@ -92,6 +92,10 @@ class Actor:
     cluster: Cluster
     settings: Settings
 
+    def now_s(self) -> float:
+        """Unix seconds by the API server's clock."""
+        return self.cluster.clock.now_s()
+
     def create(self, body: Object) -> Object:
         """Makes a pod."""
         return self.cluster.create(PODS, body, manager=CONTROLLER_MANAGER)

@@ -32,6 +32,7 @@ from keystage.kubernetes.manifests import Owner, Settings, function_labels, owne
 from keystage.kubernetes.manifests_pod import stage_env
 from keystage.kubernetes.scene import Function
 from keystage.kubernetes.view import address_of, is_ended, is_leaving
+from keystage.wire.unreadable import UNREADABLE
 
 READY_PATH = "/_/ready"
 ANSWER_S = 10.0
@@ -113,7 +114,7 @@ class Activator:
         """
         answer = self._until_it_serves(name, uid, msgspec.json.encode(wanted))
         via = f"{answer.via}/{answer.source}" if answer.source else answer.via
-        notes = {SERVING_ANNOTATION: f"{time.time():.3f}", VIA_ANNOTATION: via}
+        notes = {SERVING_ANNOTATION: f"{self.cluster.clock.now_s():.3f}", VIA_ANNOTATION: via}
         patch: Object = {"metadata": {"uid": uid, "annotations": notes}}
         pod = self.cluster.patch(PODS, name, patch, manager=CONTROLLER_MANAGER)
         self.served(pod, wanted, answer)
@@ -138,7 +139,7 @@ class Activator:
                     is_told = is_told or error.status == http.client.CONFLICT
                     if error.status not in (0, http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE):
                         raise ActivationFailed(f"pod {name}: {error}", error.status) from error
-                except msgspec.DecodeError as error:
+                except UNREADABLE as error:
                     raise ActivationFailed(f"pod {name} answered no Activated: {error}") from error
             if self.stopped.wait(pause_s):
                 raise Abandoned("the controller ends")
@@ -156,6 +157,6 @@ class Activator:
         answer = self.asking.ask("GET", address, READY_PATH, timeout_s=ASK_S)
         try:
             said = msgspec.json.decode(answer, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return True
         return not said.get("parked")

@@ -13,6 +13,7 @@ from pathlib import Path
 import urllib3
 
 from keystage.kubernetes.api import TOKEN_PURPOSE
+from keystage.wire.bearer import SCHEME, Bearer, bearer_from, bearer_of
 from keystage.wire.secret import read_secret
 
 MAX_ANSWER_BYTES = 32 << 20
@@ -42,6 +43,15 @@ def internal_token(wire_key_file: Path) -> str:
     return read_secret(wire_key_file).derive(TOKEN_PURPOSE).hex()
 
 
+def internal_bearer(wire_key_file: Path) -> Bearer:
+    """The same, for as long as a process runs: the secret may be replaced meanwhile.
+
+    Raises:
+        WireError: the file cannot be used.
+    """
+    return bearer_from(None, wire_key_file)
+
+
 class Asking:
     """Asks pods.
 
@@ -49,8 +59,8 @@ class Asking:
         token: bearer token of every request.
     """
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self, token: Bearer | str) -> None:
+        self._bearer = bearer_of(token)
         self._pools = urllib3.PoolManager(num_pools=POOLS, maxsize=2, block=False, retries=False)
 
     def close(self) -> None:
@@ -73,7 +83,7 @@ class Asking:
             NotAnswered: no answer in time, or a status of 300 and more.
         """
         what = f"{method} http://{address}{path}"
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Authorization": f"{SCHEME}{self._bearer.current}"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -85,6 +95,7 @@ class Asking:
                 timeout=urllib3.Timeout(connect=timeout_s, read=timeout_s),
                 redirect=False,
                 preload_content=False,
+                decode_content=False,  # nobody here asks for another coding
             )
             try:
                 data = answer.read(MAX_ANSWER_BYTES + 1)

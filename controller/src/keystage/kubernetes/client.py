@@ -24,7 +24,9 @@ from kubernetes.client import ApiClient, Configuration
 
 from keystage.kubernetes.answers import error_of, lines, parameters, query_text
 from keystage.kubernetes.api import API_VERSION, PLURAL
+from keystage.kubernetes.cluster_clock import ClusterClock
 from keystage.kubernetes.errors import ClusterUnavailable
+from keystage.wire.unreadable import UNREADABLE
 
 Object = dict[str, Any]
 """A Kubernetes object as JSON."""
@@ -123,16 +125,25 @@ class Cluster:
         api: from `connect`.
         namespace: of everything that is namespaced.
         timeout_s: bound of one exchange, in seconds.
+        clock: of the server, as heard so far.
     """
 
-    def __init__(self, api: ApiClient, namespace: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        namespace: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        clock: ClusterClock | None = None,
+    ) -> None:
         self._api = api
+        self.clock = clock or ClusterClock()
         self.namespace = namespace
         self._timeout_s = timeout_s
 
     def within(self, namespace: str, *, timeout_s: float | None = None) -> Cluster:
         """The same API server, another namespace, and another bound of one exchange if one is given."""
-        return Cluster(self._api, namespace, timeout_s=timeout_s or self._timeout_s)
+        return Cluster(self._api, namespace, timeout_s=timeout_s or self._timeout_s, clock=self.clock)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -266,7 +277,7 @@ class Cluster:
                 yield Event(event["type"], event["object"])
         except (urllib3.exceptions.HTTPError, OSError, http.client.HTTPException) as error:
             raise ClusterUnavailable(f"watch of {kind.plural} broke: {error}") from error
-        except (msgspec.DecodeError, KeyError) as error:
+        except (KeyError, *UNREADABLE) as error:
             raise ClusterUnavailable(f"watch of {kind.plural} is garbled: {error}") from error
         finally:
             answer.close()
@@ -315,7 +326,7 @@ class Cluster:
         answer = self._send(method, path, body=body, query=query, content=content, accept=accept)
         try:
             return msgspec.json.decode(answer.data, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ClusterUnavailable(f"{method} {path}: the answer is no JSON: {error}") from error
 
     def _send(
@@ -338,7 +349,7 @@ class Cluster:
             encoded = msgspec.json.encode(body)
             headers["Content-Type"] = content
         timeout = urllib3.Timeout(connect=CONNECT_S, read=timeout_s or self._timeout_s)
-        what = f"{method} {path}"
+        what, sent_s = f"{method} {path}", time.monotonic()
         try:
             answer: urllib3.BaseHTTPResponse = self._api.rest_client.pool_manager.request(
                 method,
@@ -349,13 +360,14 @@ class Cluster:
                 preload_content=not is_stream,
                 retries=False,
             )
+            self.clock.hear(answer.headers.get("Date"), sent_s, time.monotonic())
             data = answer.data if answer.status >= http.client.MULTIPLE_CHOICES else b""
         except (urllib3.exceptions.HTTPError, OSError, http.client.HTTPException) as error:
             raise ClusterUnavailable(f"{what}: {error}") from error
         if answer.status >= http.client.MULTIPLE_CHOICES:
             try:
                 told = msgspec.json.decode(data, type=dict[str, Any])
-            except msgspec.DecodeError:
+            except UNREADABLE:
                 told = {"message": data[:200].decode("utf-8", "replace")}
             raise error_of(answer.status, told, what)
         return answer

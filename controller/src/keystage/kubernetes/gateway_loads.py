@@ -9,7 +9,6 @@ long as they run. It must not decide.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from keystage.kubernetes.polled import Heard, Polled
 from keystage.kubernetes.view import address_of, condition, is_ended
 from keystage.kubernetes.world import World
 from keystage.local.api import Load
+from keystage.wire.unreadable import UNREADABLE
 
 EVERY_S = 0.25
 TIMEOUT_S = 0.5
@@ -75,7 +75,9 @@ class GatewayLoads:
         self._world = world
         self._asking = asking
         self._port = port
-        self._polled = Polled("gateway-loads", self._targets, self._ask, every_s=EVERY_S)
+        self._polled = Polled(
+            "gateway-loads", self._targets, self._ask, every_s=EVERY_S, now_s=world.clock.now_s
+        )
 
     def start(self) -> None:
         """Begins to ask."""
@@ -94,7 +96,7 @@ class GatewayLoads:
         for name, pod in self._running():
             word = heard.get(name)
             if word is None or word.answer is None or not word.is_current:
-                if not _is_lost(pod, word):
+                if not _is_lost(pod, word, self._world.clock.now_s()):
                     unread[name] = word.reason if word is not None else "it was not asked yet"
                 continue
             oldest_s = min(oldest_s, word.answered_at_s)
@@ -116,7 +118,7 @@ class GatewayLoads:
         body = self._asking.ask("GET", address, LOADS_PATH, timeout_s=TIMEOUT_S)
         try:
             return dict(msgspec.json.decode(body, type=list[tuple[str, Load]]))
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise NotAnswered(f"gateway {name}: {error}") from error
 
 
@@ -128,7 +130,7 @@ def _may_run(pod: Mapping[str, Any]) -> bool:
     return not states or any("running" in state for state in states)
 
 
-def _is_lost(pod: Mapping[str, Any], word: Heard[Told] | None) -> bool:
+def _is_lost(pod: Mapping[str, Any], word: Heard[Told] | None, now_s: float) -> bool:
     if condition(pod, "Ready").get("status") == "True" or word is None:
         return False
-    return bool(word.failed_since_s) and time.time() - word.failed_since_s >= LOST_S
+    return bool(word.failed_since_s) and now_s - word.failed_since_s >= LOST_S

@@ -8,7 +8,6 @@ reconciler's thread. It must not decide when a wish is over.
 from __future__ import annotations
 
 import logging
-import time
 
 from keystage.kubernetes.act import Actor
 from keystage.kubernetes.api import OVERRIDE_UNTIL_ANNOTATION, WAKE_ANNOTATION
@@ -97,6 +96,6 @@ class Intents:
                 return
             if not isinstance(outcome, Conflict):
                 log.warning("function %s: its wish is not changed: %s", name, outcome)
-            self._retry_s[name] = time.time() + RETRY_S
+            self._retry_s[name] = self._actor.now_s() + RETRY_S
 
         self._jobs.submit(key, lambda: self._actor.patch(FUNCTIONS, name, patch), done)

@@ -31,6 +31,7 @@ from keystage.kubernetes.view import address_of, is_ended, labels_of, spec_of_ob
 from keystage.kubernetes.world import World
 from keystage.local.api import Deployment
 from keystage.local.key_stages import resolve, stages_of
+from keystage.wire.unreadable import UNREADABLE
 
 EVERY_S = 1.0
 TIMEOUT_S = 1.0
@@ -77,7 +78,9 @@ class KeysManagers:
         self._peers: dict[str, _Peer] = {}
         self._early: dict[str, tuple[str, Grant, float]] = {}
         self._guard = threading.Lock()
-        self._polled = Polled("keysmanagers", self._targets, self._visit, every_s=EVERY_S)
+        self._polled = Polled(
+            "keysmanagers", self._targets, self._visit, every_s=EVERY_S, now_s=world.clock.now_s
+        )
 
     def start(self) -> None:
         """Begins to ask and to tell."""
@@ -93,7 +96,7 @@ class KeysManagers:
         pods = self._world.keysmanagers()
         for name, word in self._polled.heard().items():
             node = pods[name].get("spec", {}).get("nodeName", "") if name in pods else ""
-            if node and word.answer is not None and time.time() - word.answered_at_s <= KEPT_S:
+            if node and word.answer is not None and self._world.clock.now_s() - word.answered_at_s <= KEPT_S:
                 found[node] = word.answer
         return found
 
@@ -129,7 +132,7 @@ class KeysManagers:
         body = self._asking.ask("GET", address, STATUS_PATH, timeout_s=TIMEOUT_S)
         try:
             status = msgspec.json.decode(body, type=NodeStatus)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise NotAnswered(f"KeysManager {name}: {error}") from error
         peer = self._peer(name)
         if peer.started_at_s != status.started_at_s:

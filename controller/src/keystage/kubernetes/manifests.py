@@ -96,6 +96,8 @@ class Settings:
         timeout_s: longest that a request may take.
         user: user and group of pods, 0: the image's own (plain functions only).
         gpu_runtime_class: runtime that gives stages on a GPU its driver, empty: the nodes' default one does.
+        redis_secret: Secret with the address of the Redis of routers, empty: they have none.
+        redis_key: of that Secret.
     """
 
     namespace: str
@@ -112,6 +114,8 @@ class Settings:
     timeout_s: float = TIMEOUT_S
     user: int = 12000
     gpu_runtime_class: str = ""
+    redis_secret: str = ""
+    redis_key: str = "url"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -264,6 +268,8 @@ def _made_of(deployment: Deployment, settings: Settings) -> Object:
     own = dataclasses.asdict(settings)
     for unrelated in ("parked_per_pipeline", "timeout_s"):
         del own[unrelated]
+    if role(deployment) != "router" or not settings.redis_secret:
+        del own["redis_secret"], own["redis_key"]  # no pod of it says anything of them
     return {
         **{field: getattr(deployment, field) for field in fields},
         "annotations": annotations,

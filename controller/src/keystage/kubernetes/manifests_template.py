@@ -63,8 +63,12 @@ def _router_spec(deployment: Deployment, settings: Settings) -> Object:
     env["KEYSTAGE_ROUTER"] = router_address(deployment, settings)
     env["KEYSTAGE_WIRE_BIND"] = "0.0.0.0"  # noqa: S104  (behind the Service's name; CURVE refuses strangers)
     env.setdefault("KEYSTAGE_DEADLINE_S", f"{settings.timeout_s:.10g}")
+    env.setdefault("KEYSTAGE_INSTALLATION", f"{settings.namespace}/{settings.function_namespace}")
     spec = pod_spec(deployment, settings, env, command=ROUTER_COMMAND)
     container = spec["containers"][0]
+    if settings.redis_secret and "KEYSTAGE_REDIS" not in env:
+        source = {"name": settings.redis_secret, "key": settings.redis_key}
+        container["env"].append({"name": "KEYSTAGE_REDIS", "valueFrom": {"secretKeyRef": source}})
     container["ports"] = [
         {"name": "http", "containerPort": HTTP_PORT},
         {"name": "wire", "containerPort": WIRE_PORT},

@@ -52,6 +52,7 @@ class Polled(Generic[T]):
         targets: says whom to ask: any key, and where.
         ask: asks one by key and address; raises `NotAnswered`.
         every_s: seconds from round to round.
+        now_s: clock in Unix seconds.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Polled(Generic[T]):
         ask: Callable[[str, str], T],
         *,
         every_s: float,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         self._targets = targets
         self._ask = ask
         self._every_s = every_s
+        self._now_s = now_s
         self._heard: Mapping[str, Heard[T]] = {}
         self._stop = threading.Event()
         self._woken = threading.Event()
@@ -107,7 +110,7 @@ class Polled(Generic[T]):
 
     def _one(self, name: str, address: str) -> Heard[T]:
         before = self._heard.get(name)
-        at_s = time.time()
+        at_s = self._now_s()
         try:
             return Heard(at_s, self._ask(name, address), at_s)
         except NotAnswered as error:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from keystage.keysmanager.pod_api import Activated, Activation
 from keystage.kubernetes.act import Actor
 from keystage.kubernetes.activate import Activator
 from keystage.kubernetes.asking import Asking
@@ -31,6 +30,7 @@ from keystage.kubernetes.keysmanagers import KeysManagers
 from keystage.kubernetes.manifests import Settings
 from keystage.kubernetes.operations import Activate, Apply, Create, Leave, Note, Operation, Park
 from keystage.kubernetes.plan import plan
+from keystage.kubernetes.pod_starts import PodStarts
 from keystage.kubernetes.sending import Sending
 from keystage.kubernetes.statuses import Statuses
 from keystage.kubernetes.wishes import Wishes
@@ -65,14 +65,14 @@ class Links:
         requests_on: what gateways have in hand.
         parameter_bytes: sizes of parameters.
         keysmanagers: of the nodes, None: there are none.
-        served: told of each parked pod that became a worker (`activate.Activator`).
+        starts: told of each pod of a stage that is made, and of those that became workers.
     """
 
     asking: Asking
     requests_on: RequestsOn
     parameter_bytes: ParameterBytes
     keysmanagers: KeysManagers | None = None
-    served: Callable[[Object, Activation, Activated], object] = lambda *_: None
+    starts: PodStarts = dataclasses.field(default_factory=PodStarts)
 
 
 class Reconciler:
@@ -121,14 +121,20 @@ class Reconciler:
             activations=self._activations,
             actor=actor,
             activator=Activator(
-                world.cluster, links.asking, lambda name: world.pods().get(name), self._stop, links.served
+                world.cluster,
+                links.asking,
+                lambda name: world.pods().get(name),
+                self._stop,
+                links.starts.served,
             ),
             keysmanagers=links.keysmanagers,
             pods=self._pods,
             deployments=self._deployments,
             backoff=self._backoff,
             events=self._events,
+            starts=links.starts,
         )
+        self._starts = links.starts
         self._told: queue.SimpleQueue[Note] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
@@ -161,9 +167,10 @@ class Reconciler:
         """
         self._jobs.collect()
         self._activations.collect()
-        at_s = time.time()
+        at_s = self._world.clock.now_s()
         functions = self._world.functions()
         self._wishes.bind({name: obj["metadata"]["uid"] for name, obj in functions.items()})
+        self._starts.look(self._world.pods())
         gathered = self._gatherer.gather(self._objects(functions, at_s), self._wishes.read(), at_s)
         for name, known in gathered.functions.items():
             if known.is_redeployed:

@@ -219,7 +219,7 @@ class Resizer:
             if patch is not None:
                 trouble = self._resize(pod, patch, cores)
             else:
-                progress, words = progress_of(pod, time.time())
+                progress, words = progress_of(pod, self._world.clock.now_s())
                 trouble = words if progress == "infeasible" and cores > least else ""
             if trouble:
                 self._cap(obj, record, least, trouble)

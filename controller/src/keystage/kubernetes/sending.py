@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Iterable
 
 from keystage.keysmanager.pod_api import Grant
@@ -42,6 +41,7 @@ from keystage.kubernetes.operations import (
     Park,
     RemoveWorkload,
 )
+from keystage.kubernetes.pod_starts import PodStarts
 from keystage.kubernetes.scene import Function
 from keystage.kubernetes.view import trouble_of
 from keystage.local.key_stages import stages_of
@@ -69,6 +69,7 @@ class Sending:
         deployments: Deployments as they will be.
         backoff: failures.
         events: for people.
+        starts: counts how long fresh pods take.
     """
 
     jobs: Jobs
@@ -80,6 +81,7 @@ class Sending:
     deployments: Expected
     backoff: Backoff
     events: Events
+    starts: PodStarts = dataclasses.field(default_factory=PodStarts)
     _paused_until_s: float = 0.0
     _trouble: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     """By function: the template that was refused, and why."""
@@ -170,8 +172,7 @@ class Sending:
         if operation.is_resumed:
             self._tell(operation, function, gathered.scene.pods[operation.pod].activated_s)
             return
-        if 0 <= at_s - function.decided_at_s <= DECIDED_S:
-            at_s = function.decided_at_s
+        at_s = _decided_at_s(function, at_s)
         patch = activation_patch(pod, function, at_s)
         self.pods.send(operation.pod, merged(pod, patch))
 
@@ -182,7 +183,7 @@ class Sending:
                 self._tell(operation, function, at_s)
             elif isinstance(outcome, Invalid | Forbidden):  # as no pod of this function would be taken
                 self._trouble[function.name] = (function.template, str(outcome))
-                self.backoff.failed(hold_key(function.name, function.template), time.time())
+                self.backoff.failed(hold_key(function.name, function.template), self.actor.now_s())
 
         self.jobs.submit(operation.pod, lambda: self.actor.patch(PODS, operation.pod, patch), done)
 
@@ -192,10 +193,10 @@ class Sending:
         def done(outcome: Object | ClusterError) -> None:
             if isinstance(outcome, dict):
                 if not self.jobs.is_busy(operation.pod):  # else what is on its way is newer
-                    self.pods.done(operation.pod, outcome, time.time())
+                    self.pods.done(operation.pod, outcome, self.actor.now_s())
                 return
             if not isinstance(outcome, ClusterUnavailable):
-                self._faults.failed(operation.pod, time.time())
+                self._faults.failed(operation.pod, self.actor.now_s())
             if isinstance(outcome, Abandoned | NotFound):
                 return
             if isinstance(outcome, ClusterUnavailable | Conflict):
@@ -211,7 +212,7 @@ class Sending:
         """A pod that cannot become what it was told is of no use to anybody."""
         self._useless.add(operation.pod)
         self._owed.append(Note(function.name, "ReplicaFailed", str(error)))
-        self.backoff.failed(hold_key(function.name, function.template), time.time())
+        self.backoff.failed(hold_key(function.name, function.template), self.actor.now_s())
         self._discard(operation, function, str(error))
 
     def _discard(self, operation: Activate, function: Function, why: str) -> None:
@@ -221,7 +222,7 @@ class Sending:
         delete = Delete(operation.pod, operation.uid, why, function.name)
 
         def done(outcome: ClusterError | None) -> None:
-            self._faults.failed(operation.pod, time.time())
+            self._faults.failed(operation.pod, self.actor.now_s())
             self._failed(outcome)
 
         self.jobs.submit(key, lambda: self.actor.delete(delete), done)
@@ -260,12 +261,14 @@ class Sending:
             self._settle(operation.pod, outcome)
             if isinstance(outcome, dict):
                 self._trouble.pop(function.name, None)
+                if isinstance(operation, Create):
+                    self.starts.begun(operation.pod, function.pipeline, _decided_at_s(function, at_s))
             elif not isinstance(outcome, ClusterUnavailable):
                 self._trouble[function.name] = (function.template, str(outcome))
                 if isinstance(operation, Park):
-                    self._parking_held[operation.pipeline] = time.time() + PARK_HOLD_S
+                    self._parking_held[operation.pipeline] = self.actor.now_s() + PARK_HOLD_S
                 else:
-                    self.backoff.failed(key, time.time())
+                    self.backoff.failed(key, self.actor.now_s())
 
         self.jobs.submit(operation.pod, lambda: self.actor.create(body), done)
 
@@ -294,7 +297,7 @@ class Sending:
             if isinstance(outcome, ClusterError):
                 self._settle(operation.pod, outcome)
             else:
-                self.pods.done(operation.pod, None, time.time())
+                self.pods.done(operation.pod, None, self.actor.now_s())
 
         self.jobs.submit(operation.pod, lambda: self.actor.delete(operation), done)
 
@@ -317,13 +320,13 @@ class Sending:
 
         def done(outcome: Object | ClusterError) -> None:
             if isinstance(outcome, dict):
-                self.deployments.done(function.name, outcome, time.time())
+                self.deployments.done(function.name, outcome, self.actor.now_s())
                 self._trouble.pop(function.name, None)
                 return
             self._failed(outcome)
             if not isinstance(outcome, ClusterUnavailable):
                 self._trouble[function.name] = (function.template, str(outcome))
-                self.backoff.failed(hold_key(function.name, function.template), time.time())
+                self.backoff.failed(hold_key(function.name, function.template), self.actor.now_s())
 
         self.jobs.submit(key, lambda: self.actor.deploy(function), done)
 
@@ -334,7 +337,7 @@ class Sending:
 
         def done(outcome: ClusterError | None) -> None:
             if outcome is not None and not isinstance(outcome, ClusterUnavailable):
-                self._faults.failed(key, time.time())
+                self._faults.failed(key, self.actor.now_s())
             self._failed(outcome)
 
         self.jobs.submit(key, lambda: self.actor.remove_workload(name, uid), done)
@@ -358,11 +361,11 @@ class Sending:
     def _settle(self, pod: str, outcome: Object | ClusterError | None) -> None:
         """A pod as the API server answered; without an answer what was expected of it is forgotten."""
         if isinstance(outcome, dict):
-            self.pods.done(pod, outcome, time.time())
+            self.pods.done(pod, outcome, self.actor.now_s())
             return
         self.pods.failed(pod)
         if not isinstance(outcome, ClusterUnavailable):
-            self._faults.failed(pod, time.time())
+            self._faults.failed(pod, self.actor.now_s())
         self._failed(outcome)
 
     def _failed(self, outcome: ClusterError | None) -> None:
@@ -370,7 +373,13 @@ class Sending:
             return
         log.warning("%s", outcome)
         if isinstance(outcome, ClusterUnavailable):
-            self._paused_until_s = time.time() + PAUSE_S
+            self._paused_until_s = self.actor.now_s() + PAUSE_S
+
+
+def _decided_at_s(function: Function, at_s: float) -> float:
+    """When what is done at `at_s` was decided: what follows from a decision follows at once."""
+    decided_at_s = function.decided_at_s
+    return decided_at_s if 0 <= at_s - decided_at_s <= DECIDED_S else at_s
 
 
 def _workload_key(name: str) -> str:

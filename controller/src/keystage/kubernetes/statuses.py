@@ -8,7 +8,6 @@ Belongs to the reconciler's thread. It must not decide.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 
 from keystage.kubernetes.act import Actor
@@ -104,7 +103,7 @@ class Statuses:
         def done(outcome: Object | ClusterError | None) -> None:
             if isinstance(outcome, ClusterError):
                 log.warning("status of function %s was not written: %s", name, outcome)
-                now_s = time.time()
+                now_s = self._actor.now_s()
                 if not isinstance(outcome, ClusterUnavailable | Conflict):
                     self._refusals.failed(name, now_s)
                 self._retry_s[name] = max(now_s + RETRY_S, self._refusals.hold_until_s(name))

@@ -46,6 +46,7 @@ class World:
 
     Attributes:
         cluster: as given; so is `system`.
+        clock: of the API server.
         sees_all_pods: as given.
     """
 
@@ -53,6 +54,7 @@ class World:
         self, cluster: Cluster, system: Cluster, *, sees_all_pods: bool = True, watch_s: float = WATCH_S
     ) -> None:
         self.cluster = cluster
+        self.clock = cluster.clock
         self.system = system
         self.sees_all_pods = sees_all_pods
         self._callbacks: list[Callable[[], None]] = []

@@ -262,6 +262,50 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     http: str = ""
 
 
+class UpgradeRequest(msgspec.Struct, frozen=True):
+    """The installation that a running system shall become.
+
+    Attributes:
+        python: path of its interpreter.
+        path: its PYTHONPATH, empty for none.
+    """
+
+    python: str
+    path: str = ""
+
+
+class Successor(msgspec.Struct, frozen=True):
+    """What an installation says of itself, asked whether it could go on with a running system.
+
+    Attributes:
+        version: its version.
+        form: form of handovers it takes (`local.handover.FORM`).
+        least: lowest wire version that it speaks.
+        most: highest wire version that it speaks.
+    """
+
+    version: str
+    form: int
+    least: int
+    most: int
+
+
+class UpgradeStatus(msgspec.Struct, frozen=True):
+    """How an upgrade stands.
+
+    Attributes:
+        version: of the supervisor that answers.
+        step: what is being replaced, empty where nothing is.
+        is_over: nothing is under way.
+        error: why the last one ended before its end, empty where it did not.
+    """
+
+    version: str
+    step: str
+    is_over: bool
+    error: str
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one moment, for those who follow changes.
 

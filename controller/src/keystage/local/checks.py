@@ -29,6 +29,8 @@ MAX_GATEWAY = 128
 MAX_NAMED = 10_000
 """Replicas that one report of a load may name."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PIPELINE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+"""It names the router's socket."""
 _PROBE_PATH = re.compile(r"/[!-~]{0,1023}")
 
 
@@ -60,6 +62,12 @@ def check(deployment: Deployment) -> None:
     for key in _NEEDED.get(kind, ()):
         if not deployment.envVars.get(key):
             raise ValueError(f"function {deployment.service} has role {kind} and needs {key}")
+    pipeline = deployment.envVars.get("KEYSTAGE_PIPELINE", "")
+    if kind in _NEEDED and not _PIPELINE.fullmatch(pipeline):
+        raise ValueError(
+            f"function {deployment.service}: KEYSTAGE_PIPELINE must match {_PIPELINE.pattern}, "
+            f"not {pipeline[:80]!r}"
+        )
 
 
 def check_name(name: str) -> None:

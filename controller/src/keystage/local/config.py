@@ -41,9 +41,9 @@ class LocalSettings(BaseSettings):
 
     home: Path = Path(".keystage")
     gateway_port: int = Field(default=8080, ge=0, le=65535)
-    drain_s: float = Field(default=60.0, ge=0.0, allow_inf_nan=False)
-    start_limit_s: float = Field(default=600.0, gt=0.0, allow_inf_nan=False)
-    shutdown_s: float = Field(default=10.0, gt=0.0, allow_inf_nan=False)
+    drain_s: float = Field(default=60.0, ge=0.0, le=MAX_S, allow_inf_nan=False)
+    start_limit_s: float = Field(default=600.0, gt=0.0, le=MAX_S, allow_inf_nan=False)
+    shutdown_s: float = Field(default=10.0, gt=0.0, le=MAX_S, allow_inf_nan=False)
     timeout_s: float = Field(default=TIMEOUT_S, gt=0.0, le=MAX_S, allow_inf_nan=False)
     keysmanager_off: bool = False
     node: str = ""

@@ -24,11 +24,14 @@ from keystage.local.api import (
     Intent,
     KeyStageList,
     Load,
+    UpgradeRequest,
 )
 from keystage.local.errors import BadDeployment, LocalError
 from keystage.local.events import CoresSet, Deployed, Intended, Removed, Scaled
 from keystage.local.supervisor import Supervisor
+from keystage.local.upgrades import Upgrades
 from keystage.observability.board import MAX_REPORT_BYTES, NoReport, Since
+from keystage.wire.unreadable import UNREADABLE
 
 WATCH_S = 20.0
 MAX_BODY_BYTES = MAX_SECRET_BYTES + 4096
@@ -65,7 +68,7 @@ async def _report_of(request: web.Request) -> bytes:
 async def _body(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise BadDeployment(f"body is no {kind.__name__}: {error}") from error
 
 
@@ -83,10 +86,16 @@ def _number(request: web.Request, name: str, default: float) -> float:
 
 
 class Control:
-    """HTTP server of one supervisor."""
+    """HTTP server of one supervisor.
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    Args:
+        supervisor: does the work.
+        upgrades: those of its world, None: it cannot be upgraded.
+    """
+
+    def __init__(self, supervisor: Supervisor, upgrades: Upgrades | None = None) -> None:
         self._supervisor = supervisor
+        self._upgrades = upgrades
         app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/functions", self._functions)
@@ -109,12 +118,16 @@ class Control:
         app.router.add_put("/report", self._put_report)
         app.router.add_get("/report", self._report)
         app.router.add_get("/watch", self._watch)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        if upgrades is not None:
+            app.router.add_post("/upgrade", self._upgrade)
+            app.router.add_get("/upgrade", self._upgrade_status)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, auto_decompress=False)
 
     async def start(self, path: Path) -> None:
         """Serves on a UNIX socket."""
         await self._runner.setup()
         await web.UnixSite(self._runner, str(path)).start()
+        await asyncio.to_thread(path.chmod, 0o600)  # in a folder of mode 0700
 
     async def stop(self) -> None:
         """Stops serving and removes the socket."""
@@ -223,6 +236,14 @@ class Control:
         if body is None:
             return web.Response(status=204)
         return web.Response(body=body, content_type="application/json")
+
+    async def _upgrade(self, request: web.Request) -> web.Response:
+        assert self._upgrades is not None
+        return _json(await self._upgrades.begin(await _body(request, UpgradeRequest)), 202)
+
+    async def _upgrade_status(self, _: web.Request) -> web.Response:
+        assert self._upgrades is not None
+        return _json(self._upgrades.status)
 
     def _record(self, request: web.Request) -> FunctionRecord:
         return self._supervisor.function(request.match_info["name"])

@@ -12,12 +12,15 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import aiohttp
 import msgspec
 import psutil
 
 from keystage.local.program import threads_of
+from keystage.wire.bearer import SCHEME, read_token
+from keystage.wire.errors import WireError
 from keystage.wire.threads import THREADS_PATH, Threads
 
 log = logging.getLogger(__name__)
@@ -67,14 +70,21 @@ def pin(pid: int, cores: frozenset[int]) -> None:
         log.warning("process %d was not given cores %s: %s", pid, sorted(cores), error)
 
 
-async def tell(session: aiohttp.ClientSession, address: str, threads: int) -> None:
+async def tell(session: aiohttp.ClientSession, address: str, threads: int, token_file: Path) -> None:
     """Tells a running worker its new number of threads; one that does not answer keeps the old one."""
     body = msgspec.json.encode(Threads(threads))
+    try:
+        headers = {"Authorization": f"{SCHEME}{read_token(token_file)}"}
+    except WireError as error:
+        log.warning("%s was not told its %d threads: %s", address, threads, error)
+        return
     timeout = aiohttp.ClientTimeout(total=TELL_TIMEOUT_S)
     said = ""
     for _ in range(TRIES):
         try:
-            async with session.put(f"http://{address}{THREADS_PATH}", data=body, timeout=timeout) as answer:
+            async with session.put(
+                f"http://{address}{THREADS_PATH}", data=body, headers=headers, timeout=timeout
+            ) as answer:
                 if answer.status < 500:
                     if answer.status >= 300:
                         log.warning(

@@ -51,6 +51,18 @@ class SecretExists(LocalError):
     exit_code = 2
 
 
+class NotUpgraded(LocalError):
+    """A running system cannot become that version, or a part of it did not."""
+
+    status = 409
+
+
+class NotKept(LocalError):
+    """What was asked for was done, and the state folder does not take it: it is gone after a restart."""
+
+    status = 507
+
+
 class CorruptState(LocalError):
     """A file of the state folder cannot be read; names file and line."""
 

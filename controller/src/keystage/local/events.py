@@ -27,6 +27,13 @@ class Removed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Renewed:
+    """A function's replicas shall be replaced, as if it were deployed anew just as it is."""
+
+    function: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Intended:
     """The gateway wrote an intent."""
 
@@ -102,7 +109,18 @@ class Ticked:
 
 
 Event: TypeAlias = (
-    Deployed | Removed | Intended | Scaled | CoresSet | Loaded | Started | Answered | Missed | Exited | Ticked
+    Deployed
+    | Removed
+    | Renewed
+    | Intended
+    | Scaled
+    | CoresSet
+    | Loaded
+    | Started
+    | Answered
+    | Missed
+    | Exited
+    | Ticked
 )
 
 

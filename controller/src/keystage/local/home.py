@@ -123,6 +123,16 @@ class Home:
             self.close()
             raise
 
+    @property
+    def lock_fd(self) -> int:
+        """Descriptor of the lock, while open."""
+        return self._lock_fd
+
+    def resume(self, run: Path, lock_fd: int) -> None:
+        """Takes a folder that this process holds already."""
+        self.run = run
+        self._lock_fd = lock_fd
+
     def close(self) -> None:
         """Removes the run folder and releases the lock."""
         if self.run != Path():

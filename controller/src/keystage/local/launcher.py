@@ -17,6 +17,7 @@ from typing import Any
 
 from keystage.local.adopted import Orphans
 from keystage.local.events import Start, Started
+from keystage.local.handover import KeptProcess
 from keystage.local.logs import ReplicaLog
 from keystage.local.node import Node, NotForked
 from keystage.local.process import Process, spawn
@@ -107,6 +108,16 @@ class Launcher:
         self._forking[start.replica] = forking
         forking.add_done_callback(lambda task: self._fork_over(start.replica, task, output))
 
+    async def forked(self) -> None:
+        """Waits until no KeysManager forks one for us."""
+        while self._forking:
+            await asyncio.wait(list(self._forking.values()))
+
+    def resume(self, replica: str, kept: KeptProcess) -> None:
+        """Goes on with a replica that runs; `exited` tells when it is gone."""
+        output = ReplicaLog(self._logs / f"{replica}.log")
+        self._follow(replica, Process.resumed(kept, output))
+
     def refuse(self, replica: str, reason: str) -> None:
         """A replica that cannot be started: `exited` tells why."""
         self._exit(replica, reason)
@@ -161,13 +172,15 @@ class Launcher:
         self._live_with(process, command, started)
 
     def _live_with(self, process: Process, command: Program, started: Started) -> None:
-        loop = asyncio.get_running_loop()
-        self.processes[started.replica] = process
-        life = loop.create_task(self._live(started.replica, process))
+        self._follow(started.replica, process)
+        known = dataclasses.replace(started, pid=process.pid, address=process.address)
+        asyncio.get_running_loop().call_soon(self._report, known, command)
+
+    def _follow(self, replica: str, process: Process) -> None:
+        self.processes[replica] = process
+        life = asyncio.get_running_loop().create_task(self._live(replica, process))
         self._lives.add(life)
         life.add_done_callback(self._lives.discard)
-        known = dataclasses.replace(started, pid=process.pid, address=process.address)
-        loop.call_soon(self._report, known, command)
 
     def _report(self, started: Started, command: Program) -> None:
         if started.replica in self.processes and not self._closing:

@@ -15,7 +15,7 @@ nodes, a replica goes to the one that the controller named, else to the one that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -34,6 +34,7 @@ from keystage.local.events import (
     Loaded,
     Missed,
     Removed,
+    Renewed,
     Scaled,
     SetCores,
     Start,
@@ -120,11 +121,20 @@ class Ledger:
         self._upkeep[record.deployment.service] = upkeep(record.deployment)
         self.functions[record.deployment.service] = msgspec.structs.replace(record, wake=False)
 
+    def kept(self) -> tuple[list[Replica], dict[str, int]]:
+        """Replicas and numbers, for `resume` in another process image."""
+        return list(self._replicas.values()), dict(self._numbers)
+
+    def resume(self, replicas: Iterable[Replica], numbers: Mapping[str, int]) -> None:
+        """Takes what `kept` gave, after `restore` of all records."""
+        self._replicas = {replica.record.replica: replica for replica in replicas}
+        self._numbers = dict(numbers)
+
     def replicas(self) -> list[ReplicaRecord]:
         """All replicas, in order of creation per function."""
         return [r.record for r in self._replicas.values()]
 
-    def handle(self, event: Event, at_s: float) -> list[Instruction]:
+    def handle(self, event: Event, at_s: float) -> list[Instruction]:  # noqa: C901  (one case an event)
         """Takes one event and says what to do.
 
         Args:
@@ -138,6 +148,8 @@ class Ledger:
         match event:
             case Deployed(deployment):
                 self._deploy(deployment, at_s)
+            case Renewed(name):
+                self.functions[name] = _next_generation(self._get(name))
             case Removed(name):
                 self._get(name)
                 del self.functions[name], self._upkeep[name]
@@ -377,3 +389,7 @@ class Ledger:
         if not served:
             replica.terminated = True
             yield Terminate(replica.record.replica)
+
+
+def _next_generation(record: FunctionRecord) -> FunctionRecord:
+    return msgspec.structs.replace(record, generation=record.generation + 1)

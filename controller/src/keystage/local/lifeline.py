@@ -27,8 +27,13 @@ GRACE_S = 0.5
 class Lifeline:
     """The pipe whose write end only this process holds."""
 
-    def __init__(self) -> None:
-        self.read_fd, self._write_fd = os.pipe()
+    def __init__(self, ends: tuple[int, int] | None = None) -> None:
+        self.read_fd, self._write_fd = ends or os.pipe()
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Read and write end."""
+        return self.read_fd, self._write_fd
 
     def close(self) -> None:
         """Cuts it: every child that watches ends."""

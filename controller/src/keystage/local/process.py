@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable
 
 from keystage.local import private_mount
+from keystage.local.adopted import reap
+from keystage.local.handover import KeptProcess
 from keystage.local.lifeline import LIFELINE
 from keystage.local.logs import ReplicaLog
 from keystage.local.program import Program, with_port
@@ -92,6 +94,19 @@ class Process:
         self._lifeline = lifeline
         self._code: int | None = None
         self._ended = False
+
+    @property
+    def kept(self) -> KeptProcess:
+        """What a successor needs to go on with it."""
+        return KeptProcess(
+            self.pid, self.address, self._pipe, -1 if self._lifeline is None else self._lifeline
+        )
+
+    @classmethod
+    def resumed(cls, kept: KeptProcess, log: ReplicaLog) -> Process:
+        """One that was started before `handover`."""
+        lifeline = None if kept.lifeline < 0 else kept.lifeline
+        return cls(kept.pid, kept.address, log, kept.pipe, lambda: reap(kept.pid), lifeline)
 
     @property
     def alive(self) -> bool:

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -173,7 +174,9 @@ def program(
     inherited: Mapping[str, str],
     router: str = "",
     secrets: Path | None = None,
+    internal_token: Path | None = None,
     timeout_s: float = TIMEOUT_S,
+    routers: Mapping[str, str] = MappingProxyType({}),
 ) -> Program:
     """Command and environment of one replica.
 
@@ -186,7 +189,9 @@ def program(
         inherited: variables every process gets (PATH, HOME, ...).
         router: inbox address of the pipeline's router, empty: a socket in the run folder.
         secrets: folder with the replica's secrets, None: it has none.
+        internal_token: file of the token of who may change a stage's threads, None: nobody may.
         timeout_s: longest that it may take, told to it where the deployment does not say.
+        routers: variables that every router gets, where the deployment does not say otherwise.
     """
     env = {
         **inherited,
@@ -214,7 +219,10 @@ def program(
             secrets="" if secrets is None else str(secrets),
         )
     if kind == "router":
+        env = {**routers, **env}
         env.setdefault("KEYSTAGE_DEADLINE_S", f"{timeout_s:.10g}")
+    elif internal_token is not None:
+        env["KEYSTAGE_INTERNAL_TOKEN_FILE"] = str(internal_token)
     pipeline = deployment.envVars["KEYSTAGE_PIPELINE"]
     env.setdefault("KEYSTAGE_ROUTER", router or f"ipc://{router_socket(run, pipeline)}")
     return Program(

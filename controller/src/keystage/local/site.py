@@ -94,25 +94,28 @@ class RouterAddresses:
     Args:
         run: folder of sockets.
         node: node of all routers; empty: there is only one, and no other way than the socket is needed.
+
+    Attributes:
+        known: addresses by pipeline.
     """
 
     def __init__(self, run: Path, node: str = "") -> None:
         self._run = run
         self._node = node
-        self._known: dict[str, str] = {}
+        self.known: dict[str, str] = {}
 
     def of(self, pipeline: str) -> str:
         """The address of a pipeline's router, empty where the socket alone will do."""
         if not self._node or not pipeline:
             return ""
-        if pipeline not in self._known:
+        if pipeline not in self.known:
             from keystage.wire.opening import router_address
 
             with listening_socket(HOST) as free:
                 host_port = f"{HOST}:{free.getsockname()[1]}"
             path = str(router_socket(self._run, pipeline))
-            self._known[pipeline] = router_address(path, host_port, self._node)
-        return self._known[pipeline]
+            self.known[pipeline] = router_address(path, host_port, self._node)
+        return self.known[pipeline]
 
 
 def daemon_program(env: Mapping[str, str]) -> Program:

@@ -16,6 +16,7 @@ import msgspec
 
 from keystage.local.api import StartRecord
 from keystage.wire.starts import START_PATH, StartReport
+from keystage.wire.unreadable import UNREADABLE
 
 KEPT = 1000
 ASK_EVERY_S = 0.5
@@ -83,6 +84,8 @@ async def follow(session: aiohttp.ClientSession, address: str, told: Callable[[S
                     told(report)
                     if report.first_item_s:
                         return
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+        except (aiohttp.ClientError, OSError, TimeoutError):
             pass  # it ends, or answers next time
+        except UNREADABLE:
+            pass  # likewise
         await asyncio.sleep(ASK_EVERY_S)

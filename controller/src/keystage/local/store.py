@@ -6,6 +6,7 @@ function per line, so that an error can name the line. It must not interpret dep
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -14,7 +15,10 @@ from pathlib import Path
 import msgspec
 
 from keystage.local.api import FunctionRecord
-from keystage.local.errors import CorruptState
+from keystage.local.errors import CorruptState, NotKept
+from keystage.wire.unreadable import UNREADABLE
+
+log = logging.getLogger(__name__)
 
 _BYTE = re.compile(r"\(byte (\d+)\)")
 
@@ -42,6 +46,22 @@ def save(file: Path, functions: Iterable[FunctionRecord], *, durable: bool) -> N
     temporary.replace(file)
 
 
+def keep(file: Path, functions: Iterable[FunctionRecord], *, durable: bool) -> None:
+    """As `save`, but a disk that takes nothing (full, read-only) stops nobody.
+
+    Raises:
+        NotKept: the same where it matters (`durable`): names the folder and what the system says.
+    """
+    try:
+        save(file, functions, durable=durable)
+    except OSError as error:
+        told = f"the state folder {file.parent} takes nothing: {error.strerror or error}"
+        if durable:
+            done = "it was done, but a restart of `keystage up` will not know of it"
+            raise NotKept(f"{done}: {told}; make room, and do it again") from error
+        log.warning("replica numbers are not kept: %s", told)
+
+
 def load(file: Path) -> list[FunctionRecord]:
     """Reads all records; a missing file is an empty list.
 
@@ -56,7 +76,7 @@ def load(file: Path) -> list[FunctionRecord]:
         raws = msgspec.json.decode(data, type=list[msgspec.Raw])
     except msgspec.ValidationError as error:
         raise CorruptState(f"{file}, line 1: {error}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         found = _BYTE.search(str(error))
         offset = int(found.group(1)) if found else len(data)
         raise CorruptState(f"{file}, line {_line(data, offset)}: {error}") from error
@@ -67,7 +87,7 @@ def load(file: Path) -> list[FunctionRecord]:
         position = data.index(body, position)
         try:
             records.append(msgspec.json.decode(body, type=FunctionRecord))
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise CorruptState(f"{file}, line {_line(data, position)}: {error}") from error
         position += len(body)
     return records

@@ -15,39 +15,25 @@ import os
 import secrets
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, assert_never
 
-import aiohttp
 import msgspec
 
 from keystage.keysmanager import inventory
-from keystage.local import cores, key_stages, logs, starts, store
+from keystage.local import cores, key_stages, logs, starts, store, strays
+from keystage.local import events as ev
 from keystage.local.adopted import Orphans
 from keystage.local.api import FunctionRecord, KeyStageList, Load, NodeRecord, StartRecord, Usage, View
 from keystage.local.errors import BadSecret, UnknownFunction
-from keystage.local.events import (
-    Answered,
-    Deployed,
-    Event,
-    Exited,
-    Instruction,
-    Kill,
-    Loaded,
-    Missed,
-    Removed,
-    SetCores,
-    Start,
-    Started,
-    Terminate,
-    Ticked,
-)
 from keystage.local.gpus import DEVICE, Gpus
+from keystage.local.handover import Handover, KeptReplica
 from keystage.local.home import Home
 from keystage.local.launcher import Launcher
 from keystage.local.ledger import Bounds, Ledger
 from keystage.local.lifeline import Lifeline
 from keystage.local.node import Node
-from keystage.local.probe import follow
+from keystage.local.probes import Probes
 from keystage.local.program import Program, program, threads_of
 from keystage.local.secret_store import SecretStore
 from keystage.local.site import RouterAddresses
@@ -55,6 +41,7 @@ from keystage.local.usage import Meter
 from keystage.observability.board import Board
 
 TICK_S = 0.1
+HOLD_S = 0.01
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +54,8 @@ class Supervisor:
         bounds: time limits of replicas.
         inherited: variables that every replica gets.
         nodes: nodes with a KeysManager; without any, everything is started as a plain process.
+        routers: variables that every router gets beside those.
+        kept: what a predecessor in this process handed over.
 
     Attributes:
         lifeline: read end goes to every child.
@@ -80,8 +69,10 @@ class Supervisor:
         bounds: Bounds,
         inherited: Mapping[str, str],
         nodes: Sequence[Node] = (),
+        routers: Mapping[str, str] = MappingProxyType({}),
+        kept: Handover | None = None,
     ) -> None:
-        self.lifeline = Lifeline()
+        self.lifeline = Lifeline(kept.lifeline if kept is not None else None)
         self.secrets = SecretStore(home.secrets, home.replica_secrets)
         self.reports = Board()
         self._meter = Meter()
@@ -91,14 +82,17 @@ class Supervisor:
         self._key_stages: dict[str, tuple[int, ...]] = {}
         self._home = home
         self._ledger = Ledger(bounds, tuple(self._nodes) or ("",))
-        self._inherited = inherited
+        self._inherited, self._for_routers = inherited, routers
         self._tasks: set[asyncio.Task[None]] = set()
-        self._probes: dict[str, list[asyncio.Task[None]]] = {}
         self._pins = cores.Pins(os.sched_getaffinity(0))
         self._gpus = Gpus(inventory.visible(inherited))
-        self._session: aiohttp.ClientSession | None = None
-        self._offset_s = time.time() - time.monotonic()
+        self._kept = kept
+        self._held: list[ev.Start] | None = None
+        self._offset_s = time.time() - time.monotonic() if kept is None else kept.offset_s
         self._starts = starts.Starts(self._offset_s)
+        self._probes = Probes(
+            self.handle, lambda replica: self._ledger.is_at_work(replica, self.now()), self._starts, self._go
+        )
         self._launcher = Launcher(
             self._nodes,
             lifeline_fd=self.lifeline.read_fd,
@@ -132,12 +126,47 @@ class Supervisor:
         self.secrets.sweep()
         for record in store.load(self._home.functions):
             self._ledger.restore(record)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True, limit=0), auto_decompress=False
-        )
+        self._probes.open()
+        if self._kept is not None:
+            self._resume(self._kept)
+        self.remove_strays()
         self._go(self._tick())
         self._launcher.begin()
-        self.handle(Ticked())
+        self.handle(ev.Ticked())
+
+    def _resume(self, kept: Handover) -> None:
+        """Goes on with what a predecessor started."""
+        self._ledger.resume((one.replica for one in kept.replicas), kept.numbers)
+        self._routers.known.update(kept.routers)
+        for one in kept.replicas:
+            if one.process is None:
+                continue
+            record = one.replica.record
+            self._launcher.resume(record.replica, one.process)
+            function = self._ledger.functions.get(record.function)
+            if function is not None and record.state in ("starting", "ready"):
+                asked = program(function.deployment, replica=record.replica, run=self._home.run, inherited={})
+                self._probes.follow(record.replica, asked, record.address)
+
+    async def hold(self) -> None:
+        """Starts nothing from now on, and waits until no start is under way."""
+        self._held = []
+        await self._launcher.forked()
+        await asyncio.sleep(HOLD_S)  # what was started in this turn is known in the next
+
+    def go_on(self) -> None:
+        """Starts again, first what was held back."""
+        held, self._held = self._held or [], None
+        for start in held:
+            self._start(start)
+
+    def kept(self) -> tuple[tuple[KeptReplica, ...], dict[str, int], dict[str, str]]:
+        """What a successor goes on with, after `hold`: replicas, next numbers, inbox addresses of routers."""
+        replicas, numbers = self._ledger.kept()
+        processes = {name: one.kept for name, one in self._launcher.processes.items() if one.alive}
+        known = ((replica, processes.get(replica.record.replica)) for replica in replicas)
+        kept = tuple(KeptReplica(r, process) for r, process in known if process or r.state == "failed")
+        return kept, numbers, dict(self._routers.known)
 
     async def stop(self, within_s: float) -> None:
         """Ends every process: SIGTERM, at most `within_s` seconds, then SIGKILL."""
@@ -146,22 +175,22 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        await self._probes.close()
         self.lifeline.close()
         self._changed.set()
 
     # ------------------------------------------------------------ requests
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         """Takes one event and carries out what the ledger answers.
 
         Raises:
             BadDeployment: see `Ledger.handle`; also a deployment with a secret that is not there.
             UnknownFunction: see `Ledger.handle`.
         """
-        if isinstance(event, Deployed):
+        if isinstance(event, ev.Deployed):
             self.secrets.check(event.deployment.service, event.deployment.secrets)
+            strays.check(event.deployment)
         functions, replicas = self._functions(), self._ledger.replicas()
         for instruction in self._ledger.handle(event, self.now()):
             self._perform(instruction)
@@ -172,10 +201,18 @@ class Supervisor:
             self._changed = asyncio.Event()
         if is_new:
             self._keep_key_stages()
-            if isinstance(event, Removed):
+            if isinstance(event, ev.Removed):
                 self._meter.forget(event.function)
-            durable = isinstance(event, Deployed | Removed)
-            store.save(self._home.functions, self._ledger.functions.values(), durable=durable)
+            durable = isinstance(event, ev.Deployed | ev.Removed)
+            store.keep(self._home.functions, self._ledger.functions.values(), durable=durable)
+        if isinstance(event, ev.Deployed) and strays.may_leave(event.deployment):
+            self.remove_strays()
+
+    def remove_strays(self) -> None:
+        """Removes stage functions that their pipelines do not have any longer; see `local.strays`."""
+        for name, reason in strays.strays(f.deployment for f in self._functions()).items():
+            log.warning("function %s is removed: %s", name, reason)
+            self.handle(ev.Removed(name))
 
     def function(self, name: str) -> FunctionRecord:
         """Record of a deployed function.
@@ -227,7 +264,7 @@ class Supervisor:
             UnknownFunction: there is none of that name, nor a replica of a removed one.
             BadDeployment: see `Loads.hear`.
         """
-        self.handle(Loaded(name, load))
+        self.handle(ev.Loaded(name, load))
 
     async def usage(self, name: str) -> Usage:
         """What a function's replicas use.
@@ -278,31 +315,34 @@ class Supervisor:
 
     # ------------------------------------------------------------ processes
 
-    def _perform(self, instruction: Instruction) -> None:
+    def _perform(self, instruction: ev.Instruction) -> None:
         if self._closing:
             return
         match instruction:
-            case Start():
+            case ev.Start() if self._held is not None:
+                self._held.append(instruction)
+            case ev.Start():
                 self._start(instruction)
-            case Terminate(replica):
-                self._stop_probe(replica)
+            case ev.Terminate(replica):
+                self._probes.stop(replica)
                 self._launcher.terminate(replica)
-            case Kill(replica):
+            case ev.Kill(replica):
                 self._launcher.kill(replica)
-            case SetCores(replica, count, tell):
+            case ev.SetCores(replica, count, tell):
                 self._set_cores(replica, count, tell)
             case _:
                 assert_never(instruction)
 
     def _set_cores(self, replica: str, count: float, tell: bool) -> None:
         process = self._launcher.processes.get(replica)
-        if process is None or self._session is None:
+        if process is None or self._probes.session is None:
             return
         cores.pin(process.pid, self._pins.assign(replica, count))
         if tell:
-            self._go(cores.tell(self._session, process.address, threads_of(count)))
+            token = self._home.keysmanager_token
+            self._go(cores.tell(self._probes.session, process.address, threads_of(count), token))
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: ev.Start) -> None:
         function = start.deployment.service
         logs.prune(self._home.logs, function)
         try:
@@ -317,7 +357,9 @@ class Supervisor:
             inherited=self._inherited,
             router=self._routers.of(start.deployment.envVars.get("KEYSTAGE_PIPELINE", "")),
             secrets=secrets_folder,
+            internal_token=self._home.keysmanager_token.absolute(),
             timeout_s=self._timeout_s,
+            routers=self._for_routers,
         )
         device = start.deployment.envVars.get(DEVICE, "")
         living = {record.replica for record in self._ledger.replicas()}
@@ -326,44 +368,25 @@ class Supervisor:
         self._starts.wanted(start.replica, function, start.node, start.wanted_at_s)
         self._launcher.start(start, command)
 
-    def _report_started(self, started: Started, command: Program) -> None:
+    def _report_started(self, started: ev.Started, command: Program) -> None:
         replica = started.replica
         self._starts.forked(replica, self.now(), via=started.via, source=started.source, note=started.note)
         self.handle(started)
-        assert self._session is not None
-        self._probes[replica] = [
-            self._go(
-                follow(
-                    self._session,
-                    command,
-                    started.address,
-                    lambda: self.handle(Answered(replica)),
-                    lambda is_silent: self.handle(Missed(replica, is_silent)),
-                    lambda: self._ledger.is_at_work(replica, self.now()),
-                )
-            )
-        ]
-        if command.tells_start:
-            tells = starts.follow(self._session, started.address, lambda r: self._starts.told(replica, r))
-            self._probes[replica].append(self._go(tells))
+        self._probes.follow(replica, command, started.address)
 
     def _gone(self, replica: str, reason: str) -> None:
-        self._stop_probe(replica)
+        self._probes.stop(replica)
         self._pins.forget(replica)
         self.secrets.clear(replica)
-        self.handle(Exited(replica, reason))
+        self.handle(ev.Exited(replica, reason))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self.handle(Ticked())
+                self.handle(ev.Ticked())
             except OSError as error:  # descriptors or disk are used up just now; the next tick tries again
                 log.warning("tick: %s", error)
-
-    def _stop_probe(self, replica: str) -> None:
-        for probe in self._probes.pop(replica, ()):
-            probe.cancel()
 
     def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

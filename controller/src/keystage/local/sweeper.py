@@ -7,6 +7,9 @@ killed at an orderly end, when `home.close` removes the folder.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -19,25 +22,32 @@ class Sweeper:
     Args:
         run: folder to remove.
         lifeline_fd: read end of the lifeline.
+        pid: of the shell that waits already; 0: none does.
+
+    Attributes:
+        pid: of the shell, 0 before it was started.
     """
 
-    def __init__(self, run: Path, lifeline_fd: int) -> None:
+    def __init__(self, run: Path, lifeline_fd: int, pid: int = 0) -> None:
         self._run = run
         self._lifeline_fd = lifeline_fd
-        self._shell: subprocess.Popen[bytes] | None = None
+        self.pid = pid
 
     def start(self) -> None:
         """Starts the shell, in a session of its own so that Ctrl-C does not reach it."""
-        self._shell = subprocess.Popen(
+        shell = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, "keystage-sweeper", str(self._run)],
             stdin=self._lifeline_fd,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self.pid = shell.pid
+        shell.returncode = 0  # reaped by `stop`, not by the object
 
     def stop(self) -> None:
         """Ends the shell without a sweep."""
-        if self._shell is not None:
-            self._shell.kill()
-            self._shell.wait()
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)

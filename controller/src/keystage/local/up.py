@@ -73,16 +73,16 @@ async def up(options: UpOptions) -> int:
     )
     try:
         async with world:
-            _say(f"gateway {world.gateway_url}, credentials in {world.home.credentials}")
+            say(f"gateway {world.gateway_url}, credentials in {world.home.credentials}")
             await world.deploy(*options.deployments)
             await _until_ready(world, options, ended)
             code = await _run_job(world, options, ended) if options.job and not ended.is_set() else 0
             if not options.once:
                 if not ended.is_set():
-                    _say(f"serving at {world.gateway_url} until Ctrl-C")
+                    say(f"serving at {world.gateway_url} until Ctrl-C")
                 await ended.wait()
                 code = 0
-            _say("ending")
+            say("ending")
             return code
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,7 +94,7 @@ async def _until_ready(world: LocalWorld, options: UpOptions, ended: asyncio.Eve
         for deployment in options.deployments:
             if world.function(deployment.service).desired != 0:
                 await world.wait_ready(deployment.service, 1, options.ready_s)
-                _say(f"{deployment.service} is ready")
+                say(f"{deployment.service} is ready")
 
     waits = asyncio.create_task(wait())
     stop = asyncio.create_task(ended.wait())
@@ -118,6 +118,7 @@ async def _run_job(world: LocalWorld, options: UpOptions, ended: asyncio.Event) 
         "KEYSTAGE_LIFELINE_FD": str(lifeline),
     }
     job = await asyncio.create_subprocess_exec(*argv, env=environment, pass_fds=(lifeline,))
+    world.upgrades.hindrance = f"{argv[0]} (process {job.pid}), which this `up` waits for, has not ended"
     finished = asyncio.create_task(job.wait())
     stop = asyncio.create_task(ended.wait())
     await asyncio.wait([finished, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -125,10 +126,13 @@ async def _run_job(world: LocalWorld, options: UpOptions, ended: asyncio.Event) 
     await asyncio.gather(stop, return_exceptions=True)
     if not finished.done():
         job.terminate()
-    return await finished
+    code = await finished
+    world.upgrades.hindrance = ""
+    return code
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line for who started `up`."""
     sys.stderr.write(f"keystage: {text}\n")
     sys.stderr.flush()
 
@@ -138,10 +142,10 @@ def run(options: UpOptions) -> int:
     try:
         return asyncio.run(up(options))
     except LocalError as error:
-        _say(str(error))
+        say(str(error))
         return error.exit_code
     except ValidationError as error:
         for fault in error.errors():
             name = "_".join(str(part) for part in fault["loc"]).upper()
-            _say(f"KEYSTAGE_{name}={fault['input']}: {fault['msg']}")
+            say(f"KEYSTAGE_{name}={fault['input']}: {fault['msg']}")
         return 2

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from keystage.local.config import LocalSettings, inherited_environment, runtime_
 from keystage.local.control import Control
 from keystage.local.errors import NotReady, PortInUse
 from keystage.local.events import Deployed, Removed, Scaled
+from keystage.local.handover import FORM, Handover
 from keystage.local.home import Home, read_credentials
 from keystage.local.ledger import Bounds
 from keystage.local.process import listening_socket
@@ -32,12 +34,17 @@ from keystage.local.site import Site, daemon_program, nodes_of, sites_of
 from keystage.local.supervisor import Supervisor
 from keystage.local.sweeper import Sweeper
 from keystage.local.system import SystemProcess
+from keystage.local.upgrades import Upgrades
 
 GATEWAY_HOST = "127.0.0.1"
 GATEWAY_READY_S = 30.0
 GATEWAY_RESTARTS = 3
 """Crashes before its first answer after which it is not waited for any longer."""
 SYSTEM_STOP_S = 5.0
+LEAVE_S = "1"
+"""Seconds for which a gateway that is renewed takes requests of clients that do not know it yet."""
+REDIS = "KEYSTAGE_REDIS"
+"""The one setting of `up` that routers get too: with it they keep requests with a key."""
 
 
 class LocalWorld:
@@ -51,6 +58,7 @@ class LocalWorld:
         env: more variables for gateway, controller and KeysManagers (`KEYSTAGE_*` settings).
         nodes: how many nodes this machine plays, each with a KeysManager of its own.
         keysmanager: whether replicas are forked by KeysManagers, None for what the environment says.
+        kept: what a predecessor in this process handed over: it goes on, see `resumed`.
 
     Attributes:
         keysmanagers: the kept daemons by node, empty without.
@@ -66,6 +74,7 @@ class LocalWorld:
         env: Mapping[str, str] | None = None,
         nodes: int = 1,
         keysmanager: bool | None = None,
+        kept: Handover | None = None,
     ) -> None:
         settings = LocalSettings(home=home)
         general, ours = inherited_environment()
@@ -84,8 +93,66 @@ class LocalWorld:
         self._shutdown_s = settings.shutdown_s
         is_on = not settings.keysmanager_off if keysmanager is None else keysmanager
         self._node_names = nodes_of(nodes, settings.node) if is_on else ()
+        if kept is not None:
+            self._node_names = kept.nodes
+        self._kept = kept
+        self._kept_system = {one.name: one for one in kept.system} if kept is not None else {}
+        self._env = dict(env or {})
+        self._faces: list[socket.socket] = []
+        self._server: socket.socket | None = None
+        self._sweeper: Sweeper | None = None
         self._stack = contextlib.AsyncExitStack()
         self._supervisor: Supervisor | None = None
+        self.upgrades = Upgrades(self, is_successor=kept is not None)
+
+    @classmethod
+    def resumed(cls, kept: Handover) -> Self:
+        """The world that a predecessor in this process handed over."""
+        return cls(
+            Path(kept.home),
+            gateway_port=0 if kept.gateway >= 0 else None,
+            controller=kept.controller,
+            bounds=kept.bounds,
+            env=kept.env,
+            nodes=max(1, len(kept.nodes)),
+            keysmanager=bool(kept.nodes),
+            kept=kept,
+        )
+
+    def handover(self) -> Handover:
+        """What a successor goes on with, while the supervisor holds."""
+        assert self._sweeper is not None
+        replicas, numbers, routers = self.supervisor.kept()
+        system = (one.kept for one in (self.gateway, self.controller, *self.keysmanagers.values()) if one)
+        return Handover(
+            form=FORM,
+            home=str(self.home.path),
+            run=str(self.home.run),
+            lock=self.home.lock_fd,
+            lifeline=self.supervisor.lifeline.ends,
+            offset_s=self.supervisor.now() - time.monotonic(),
+            bounds=self._bounds,
+            env=self._env,
+            nodes=self._node_names,
+            faces=tuple(face.fileno() for face in self._faces),
+            gateway=self._server.fileno() if self._server is not None else -1,
+            controller=self._with_controller,
+            system=tuple(one for one in system if one is not None),
+            sweeper=self._sweeper.pid,
+            replicas=replicas,
+            numbers=numbers,
+            routers=routers,
+        )
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds that a replica may take to become ready."""
+        return self._bounds.start_limit_s
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that a replica may take to end, where its function does not say."""
+        return self._bounds.drain_s
 
     @property
     def supervisor(self) -> Supervisor:
@@ -107,27 +174,33 @@ class LocalWorld:
             PortInUse: somebody else listens on the gateway's port.
             NotReady: the gateway does not answer.
         """
+        kept = self._kept
         async with self._stack as stack:
-            self.home.open()
+            if kept is None:
+                self.home.open()
+            else:
+                self.home.resume(Path(kept.run), kept.lock)
             stack.callback(self.home.close)
-            faces = [stack.enter_context(self._listen(0)) for _ in self._node_names]
-            sites = sites_of(self._node_names, self.home, faces)
+            self._open_sockets(stack)
+            sites = sites_of(self._node_names, self.home, self._faces)
             if sites:
                 stack.enter_context(subreaper())
             nodes = [site.node for site in sites]
-            self._supervisor = Supervisor(self.home, self._bounds, self._general, nodes)
+            self._supervisor = Supervisor(
+                self.home, self._bounds, self._general, nodes, self._for_routers(), kept
+            )
             stack.push_async_callback(self._supervisor.stop, self._shutdown_s)
-            sweeper = Sweeper(self.home.run, self._supervisor.lifeline.read_fd)
-            stack.callback(sweeper.stop)
-            sweeper.start()
-            server = None if self._port is None else self._listen(self._port)
-            if server is not None:
-                stack.callback(server.close)
+            lifeline_fd = self._supervisor.lifeline.read_fd
+            self._sweeper = Sweeper(self.home.run, lifeline_fd, kept.sweeper if kept is not None else 0)
+            stack.callback(self._sweeper.stop)
+            if kept is None:
+                self._sweeper.start()
+            server = self._server
             for site in sites:
                 self.keysmanagers[site.node.name] = self._start_keysmanager(site)
                 stack.push_async_callback(self.keysmanagers[site.node.name].stop, SYSTEM_STOP_S)
             await self._supervisor.start()
-            control = Control(self._supervisor)
+            control = Control(self._supervisor, self.upgrades)
             stack.push_async_callback(control.stop)
             await control.start(self.home.control)
             if server is not None:
@@ -151,11 +224,15 @@ class LocalWorld:
     # ------------------------------------------------------------ functions
 
     async def deploy(self, *deployments: Deployment) -> None:
-        """Creates or replaces functions; one that is deployed just so already is left alone."""
+        """Creates or replaces functions; one that is deployed just so already is left alone.
+
+        Stage functions that a pipeline among them does not have any longer are removed.
+        """
         known = {f.deployment.service: f.deployment for f in self.supervisor.view().functions}
         for deployment in deployments:
             if known.get(deployment.service) != deployment:
                 self.supervisor.handle(Deployed(deployment))
+        self.supervisor.remove_strays()
 
     async def remove(self, function: str) -> None:
         """Drains and removes a function."""
@@ -205,6 +282,25 @@ class LocalWorld:
 
     # ------------------------------------------------------------ parts
 
+    def _for_routers(self) -> dict[str, str]:
+        """Where routers keep requests with a key, and what tells this world's from others' there."""
+        told = {"KEYSTAGE_INSTALLATION": str(self.home.path)}
+        if REDIS in self._system_env:
+            told[REDIS] = self._system_env[REDIS]
+        return told
+
+    def _open_sockets(self, stack: contextlib.AsyncExitStack) -> None:
+        """Those of KeysManagers and gateway, in our hands whoever serves on them."""
+        kept = self._kept
+        if kept is None:
+            self._faces = [stack.enter_context(self._listen(0)) for _ in self._node_names]
+            self._server = None if self._port is None else self._listen(self._port)
+        else:
+            self._faces = [stack.enter_context(socket.socket(fileno=fd)) for fd in kept.faces]
+            self._server = socket.socket(fileno=kept.gateway) if kept.gateway >= 0 else None
+        if self._server is not None:
+            stack.callback(self._server.close)
+
     def _listen(self, port: int) -> socket.socket:
         try:
             return listening_socket(GATEWAY_HOST, port)
@@ -220,8 +316,13 @@ class LocalWorld:
             "KEYSTAGE_CREDENTIALS": str(self.home.credentials),
             "KEYSTAGE_HOME": str(self.home.path),
         }
+        if server is not None:
+            # One that is renewed stays until its last request is answered.
+            longest = f"{self._bounds.timeout_s:.10g}"
+            stays = {"KEYSTAGE_STOP_S": longest, "KEYSTAGE_ASYNC_DRAIN_S": longest}
+            env = {"KEYSTAGE_LEAVE_S": LEAVE_S, **stays, **env}
         program = Program((sys.executable, "-m", f"keystage.{name}.app"), env, serves_http=server is not None)
-        return self._keep(name, program, server)
+        return self._keep(name, program, server, stays=server is not None)
 
     def _start_keysmanager(self, site: Site) -> SystemProcess:
         program = daemon_program({**self._system_env, **site.env})
@@ -237,6 +338,8 @@ class LocalWorld:
         program: Program,
         server: socket.socket | None,
         started: Callable[[int], None] | None = None,
+        *,
+        stays: bool = False,
     ) -> SystemProcess:
         kept = SystemProcess(
             name,
@@ -246,8 +349,9 @@ class LocalWorld:
             now=self.supervisor.now,
             server=server,
             started=started,
+            stays=stays,
         )
-        kept.start()
+        kept.start(self._kept_system.get(name))
         return kept
 
     async def _wait_gateway(self) -> None:

@@ -34,6 +34,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         node: where, empty where there is one node only.
         gpus: indices of the GPUs it holds there.
         since_s: seconds in this state, None where unknown.
+        is_slow: whether its router gives it nothing for a while, because it is slow beside its like.
     """
 
     replica: str
@@ -41,6 +42,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     node: str = ""
     gpus: tuple[int, ...] = ()
     since_s: float | None = None
+    is_slow: bool = False
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,7 +66,8 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         utilisation_ratio: arrival rate over capacity of the ready replicas; looping: the busy part of their
             time, at most 1.
         share_s: the part of the objective this stage may use.
-        reason: why it has this number, in the policy's words.
+        reason: why it has this number, in the policy's words; until when, where a person asked for it.
+        override_until_s: Unix seconds until which a person's number holds, None where nobody asked for one.
         replicas: each of them, at most 64; the counts above are of all.
     """
 
@@ -85,6 +88,7 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     utilisation_ratio: float | None = None
     share_s: float | None = None
     reason: str = ""
+    override_until_s: float | None = None
     replicas: tuple[ReplicaReport, ...] = ()
 
 
@@ -120,13 +124,14 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class FunctionReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A function that is no stage."""
+    """A function that is no stage; fields are those of a stage."""
 
     function: str
     desired: int = 0
     ready: int = 0
     starting: int = 0
     reason: str = ""
+    override_until_s: float | None = None
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):

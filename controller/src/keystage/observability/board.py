@@ -14,6 +14,7 @@ import time
 import msgspec
 
 from keystage.observability.api import STALE_S
+from keystage.wire.unreadable import UNREADABLE
 
 MAX_REPORT_BYTES = 32 << 20
 """A report of a thousand stages with 64 replicas each takes some 6 MB."""
@@ -46,7 +47,7 @@ def stamp_of(body: bytes) -> Stamp:
     """
     try:
         return msgspec.json.decode(body, type=Stamp)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise NoReport(f"no report: {error}") from error
 
 

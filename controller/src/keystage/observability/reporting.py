@@ -25,6 +25,7 @@ from keystage.controller.domain.snapshot import (
 from keystage.controller.policy.outcome import RESTING
 from keystage.controller.policy.settings import PolicySettings
 from keystage.controller.policy.shares import longest_s, predecessors, visits
+from keystage.observability import words
 from keystage.observability.api import (
     FunctionReport,
     GpuReport,
@@ -179,7 +180,8 @@ class Reporter:
             ),
             utilisation_ratio=short(told.utilisation_ratio),
             share_s=short(told.share_s),
-            reason=told.reason,
+            reason=words.until(told.reason, _until_s(scale)),
+            override_until_s=_until_s(scale),
         )
 
     def _computing(self, stage: StageView, made: StageReport, at_s: float) -> StageReport:
@@ -190,6 +192,7 @@ class Reporter:
     def _replicas(self, stage: StageView, at_s: float, states: _States) -> Iterator[ReplicaReport]:
         """Those that are known by name, ready ones first, then starting, then draining ones."""
         places = {place.replica: place for place in stage.scale.placed}
+        slow = {worker.replica for worker in stage.workers if worker.is_slow}
         known_before = self._states
         for replica, state in named_replicas(stage):
             before = known_before.get(replica) if known_before is not None else None
@@ -205,6 +208,7 @@ class Reporter:
                 node=place.node if place is not None else "",
                 gpus=place.gpus if place is not None else (),
                 since_s=None if since_s is None else round(max(0.0, at_s - since_s), 1),
+                is_slow=replica in slow,
             )
 
     def _function(self, scale: FunctionView) -> FunctionReport:
@@ -214,7 +218,8 @@ class Reporter:
             desired=told.replicas if told is not None else scale.current,
             ready=scale.ready,
             starting=len(scale.starting),
-            reason=told.reason if told is not None else "",
+            reason=words.until(told.reason, _until_s(scale)) if told is not None else "",
+            override_until_s=_until_s(scale),
         )
 
     def _forget(self, record: Record) -> None:
@@ -304,6 +309,12 @@ def node_report(node: NodeView) -> NodeReport:
         in_memory=tuple(sorted(node.in_memory)),
         on_disk=tuple(sorted(node.on_disk)),
     )
+
+
+def _until_s(scale: FunctionView) -> float | None:
+    """When a person's number ends, Unix seconds."""
+    end_s = known(scale.override.expires_at_s) if scale.override is not None else None
+    return round(end_s, 1) if end_s is not None else None
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -18,6 +18,8 @@ OVERRIDE = "override: "
 HOLD = "hold: "
 """How the policy's reasons begin (`controller.policy`)."""
 AS_IT_IS = "as it is"
+_LAST_S = 4e9
+"""Later ends than those of the next century are none (a wish without an end)."""
 _MOST_NAMED = 4
 _WHOLE = 8
 """An order of no more stages is told whole."""
@@ -105,6 +107,21 @@ def because(reason: str, numbers: Numbers, *, is_more: bool) -> str:
     """
     first, *rest = reason.split("; ")
     return "; ".join(part for part in (_cause(first, numbers, is_more=is_more), *rest) if part)
+
+
+def until(reason: str, end_s: float | None) -> str:
+    """A person's number with when it ends: `override: 3, until 12:40:11 UTC; at most 2 by label`.
+
+    Args:
+        reason: the policy's.
+        end_s: Unix seconds, None where it does not end.
+    """
+    if not reason.startswith(OVERRIDE) or end_s is None or not 0 <= end_s < _LAST_S:
+        return reason
+    first, *rest = reason.split("; ")
+    second = int(end_s) % 86_400
+    at = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} UTC"
+    return "; ".join([f"{first}, until {at}", *rest])
 
 
 def places(nodes: Sequence[str]) -> str:

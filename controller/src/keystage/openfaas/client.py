@@ -21,6 +21,7 @@ from keystage.openfaas.errors import BadAnswer, Failed, NotFound, Unverified, an
 from keystage.openfaas.exchange import Wire
 from keystage.openfaas.provider import kind_of
 from keystage.openfaas.types import FunctionStatus, GatewayInfo, LogMessage, Secret, decoded
+from keystage.wire.unreadable import UNREADABLE
 
 VERIFY_S = 3.0
 """How long an update that was answered 200 may take to show: what is read comes from a cache."""
@@ -206,7 +207,7 @@ class Client:
     def _decode(self, path: str, body: bytes, kind: type[T]) -> T:
         try:
             return decoded(b"[]" if body.strip() == b"null" else body, kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             asked = self.wire.asked("GET", path)
             raise BadAnswer(
                 f"{asked} answered what the API does not know: {error}: {body[:200]!r}"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 MAX_STACK_BYTES = 1 << 20
+MAX_VALUES = 1 << 18
+"""With every alias written out: a few lines of aliases of aliases stand for more than any memory holds."""
 _SUBSTITUTION = re.compile(r"\$\{[^}]*\}")
 T = TypeVar("T")
 
@@ -130,11 +132,23 @@ def _read(path: Path, kind: type[T]) -> T:
                     "not here: write the value, or check a copy made with `envsubst` (which knows no `:-`)"
                 )
         value = yaml.load(text, Loader=yaml.BaseLoader)  # makes texts, lists and maps only
+        if (count := _values(value, {})) > MAX_VALUES:
+            raise StackError(f"{path}: its aliases make {count} values of it, at most {MAX_VALUES} are taken")
         return msgspec.convert(_without_empty(value) or {}, kind)
     except yaml.YAMLError as error:
         raise StackError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except (msgspec.ValidationError, RecursionError, ValueError) as error:
         raise StackError(f"{path} is no stack file: {error}") from error
+
+
+def _values(value: object, known: dict[int, int]) -> int:
+    """Values in a tree whose parts may be the same object in many places."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_values(one, known) for one in inner)
+    return known[id(value)]
 
 
 def _without_empty(value: object) -> object:

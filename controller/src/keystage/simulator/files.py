@@ -12,6 +12,7 @@ import msgspec
 from keystage.simulator.api import World
 from keystage.simulator.check import check_world
 from keystage.simulator.errors import WorldError
+from keystage.wire.unreadable import UNREADABLE
 
 
 def read_world(path: Path) -> World:
@@ -24,7 +25,7 @@ def read_world(path: Path) -> World:
         world = msgspec.json.decode(path.read_bytes(), type=World)
     except OSError as error:
         raise WorldError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WorldError(f"{path} is no world: {error}") from error
     check_world(world)
     return world

@@ -21,6 +21,7 @@ from keystage.controller.domain.snapshot import PipelineView, StageView
 from keystage.controller.maths.estimator import is_number
 from keystage.controller.maths.qna import Station
 from keystage.training.dataset import Example
+from keystage.wire.unreadable import UNREADABLE
 
 LEAST_ARRIVALS = 200
 ARRIVALS_PER_SCV = 20
@@ -56,7 +57,7 @@ def _snapshots(path: Path) -> Iterator[tuple[PipelineView, ...]]:
         for number, line in enumerate(file, start=1):
             try:
                 yield msgspec.json.decode(line, type=Record).snapshot.pipelines
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise ValueError(f"{path} line {number} is not a decision: {error}") from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from keystage.controller.maths.attention import Attention, Weights
+from keystage.wire.unreadable import UNREADABLE
 
 SUFFIXES = (".json", ".py")
 _LINE = 96
@@ -62,7 +63,7 @@ def load(path: Path) -> Attention:
     """
     try:
         weights = msgspec.json.decode(path.read_bytes(), type=Weights)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"{path} holds no weights: {error}") from error
     return Attention(weights)
 

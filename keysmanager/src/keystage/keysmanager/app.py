@@ -33,8 +33,9 @@ from keystage.keysmanager.loader import Loader, LoaderSettings
 from keystage.keysmanager.pod_grants import Grants, PodPort
 from keystage.keysmanager.revocations import Revocations
 from keystage.keysmanager.server import Server, SocketTaken
+from keystage.wire.bearer import Bearer
 from keystage.wire.descriptors import raise_descriptors
-from keystage.wire.endpoints import EndpointError, listen
+from keystage.wire.endpoints import EndpointError, check_lifeline, listen
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -52,7 +53,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = KeysManagerConfig()
-        token = config.token()
+        token = config.bearer()
     except (ValidationError, ValueError) as error:
         print(f"keystage keysmanager: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -65,7 +66,8 @@ def main() -> int:
         return 3
 
 
-async def _run(config: KeysManagerConfig, token: str) -> int:
+async def _run(config: KeysManagerConfig, token: Bearer) -> int:
+    check_lifeline(config.lifeline_fd)
     for folder in (config.keysmanager_state, config.keysmanager.parent):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if config.keysmanager_pods is not None:

@@ -83,8 +83,6 @@ class HomeCopy:
         for name in (pipeline.tokenizer, CPU_PROFILE):
             if not name:
                 continue
-            if Path(name).name != name:
-                raise BundleError(f"{self._bundle}: file {name!r} lies outside the bundle")
             with contextlib.suppress(NotThere):
                 files[name] = get_small(file_url(self._bundle, name), limits=LIMITS).body or b""
         if pipeline.tokenizer and pipeline.tokenizer not in files:

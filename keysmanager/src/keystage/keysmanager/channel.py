@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from keystage.keysmanager.api import MAX_MESSAGE_BYTES, Answer, ForkServerMessage, Request
+from keystage.wire.unreadable import UNREADABLE
 
 Told = Request | Answer | ForkServerMessage
 """Whatever may come over a channel."""
@@ -200,7 +201,7 @@ def _decoded(body: bytes, state: int) -> Told | None:
         return None
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ChannelError(f"malformed message of {len(body)} bytes: {error}") from error
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from keystage.keysmanager.pod_api import TOKEN_PURPOSE
+from keystage.wire import bearer
+from keystage.wire.bearer import Bearer
 from keystage.wire.errors import WireError
-from keystage.wire.secret import is_open_to_others, read_secret
+from keystage.wire.secret import read_secret
 
 MIN_MEMORY_BYTES = 1 << 20
 
@@ -104,6 +103,17 @@ class KeysManagerConfig(BaseSettings):
             return ""
         return derived_token(self.wire_key_file)
 
+    def bearer(self) -> Bearer:
+        """As `token`; what is derived from the deployment's secret changes with it.
+
+        Raises:
+            ValueError: as `token`.
+        """
+        token = self.token()
+        if self.keysmanager_token_file is not None or self.wire_key_file is None or not token:
+            return bearer.bearer_of(token)
+        return bearer.bearer_from(None, self.wire_key_file)
+
 
 def derived_token(wire_key_file: Path) -> str:
     """The token that every process of a deployment derives from its secret.
@@ -112,7 +122,7 @@ def derived_token(wire_key_file: Path) -> str:
         ValueError: the file is no secret.
     """
     try:
-        return read_secret(wire_key_file).derive(TOKEN_PURPOSE).hex()
+        return read_secret(wire_key_file).derive(bearer.INTERNAL).hex()
     except WireError as error:
         raise ValueError(str(error)) from error
 
@@ -124,14 +134,6 @@ def read_token(path: Path) -> str:
         ValueError: it cannot be read, is empty, or others than its owner may read it.
     """
     try:
-        with path.open() as file:
-            facts = os.fstat(file.fileno())
-            token = file.read(4096).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"token file {path} cannot be read: {error}") from error
-    if is_open_to_others(facts.st_mode, facts.st_uid, os.geteuid()):
-        mode = stat.S_IMODE(facts.st_mode)
-        raise ValueError(f"token file {path} has mode {mode:04o}, 0600 is needed: others could read it")
-    if not token:
-        raise ValueError(f"token file {path} is empty")
-    return token
+        return bearer.read_token(path)
+    except WireError as error:
+        raise ValueError(str(error)) from error

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from keystage.keysmanager.api import HistoryEntry, StageName
+from keystage.wire.unreadable import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class History:
             return
         try:
             entries = msgspec.json.decode(content, type=list[HistoryEntry])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             aside = self.path.with_name(self.path.name + ".corrupt")
             log.warning("history %s is corrupt and was set aside as %s: %s", self.path, aside, error)
             with contextlib.suppress(OSError):  # on a read-only disk it stays where it is

@@ -27,6 +27,7 @@ from keystage.keysmanager.loader_lanes import Chunks, fetch
 from keystage.keysmanager.loader_source import LoadError, ParameterSource, SourceError, Stop
 from keystage.keysmanager.source_disk import DiskSource
 from keystage.keysmanager.source_home import plan
+from keystage.wire.bearer import Bearer, bearer_of
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class LoaderSettings:
     """
 
     peers: tuple[str, ...] = ()
-    token: str = ""
+    token: Bearer | str = ""
     home_is_remote: bool | None = None
 
 
@@ -118,7 +119,7 @@ class Loader:
             parameters,
             cache=self._cache,
             peers=self._settings.peers,
-            token=self._settings.token,
+            token=bearer_of(self._settings.token).current,
             home_is_remote=self._settings.home_is_remote,
         )
 

@@ -28,6 +28,7 @@ from keystage.bundle.errors import BundleError
 from keystage.bundle.safetensors_file import header_in
 from keystage.keysmanager import segment
 from keystage.keysmanager.pod_api import PackedForm
+from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +155,7 @@ class PackedStage:
             self._index = msgspec.msgpack.decode(
                 self._view[form.nbytes - form.index_bytes : form.nbytes], type=_Index
             )
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BundleError(f"index of a packed segment: {error}") from error
         self._left = list(reversed(self._index.parts))
 

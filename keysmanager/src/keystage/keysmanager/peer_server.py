@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hmac
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -22,6 +21,8 @@ from aiohttp.typedefs import Middleware
 from keystage.keysmanager.api import Invalidate, NodeStatus, StageName
 from keystage.keysmanager.peer_transfer import Transfers
 from keystage.keysmanager.pod_api import GRANTS_PATH, Grant
+from keystage.wire.bearer import Bearer, bearer_of
+from keystage.wire.unreadable import UNREADABLE
 
 MAX_BODY_BYTES = 1024 * 1024
 """A key-stage list of a thousand stages takes 200 kB."""
@@ -80,7 +81,7 @@ class PeerBackend(Protocol):
         """Prometheus text."""
 
 
-def make_app(backend: PeerBackend, token: str) -> web.Application:
+def make_app(backend: PeerBackend, token: Bearer | str) -> web.Application:
     """Makes the application.
 
     Args:
@@ -90,9 +91,10 @@ def make_app(backend: PeerBackend, token: str) -> web.Application:
     Raises:
         ValueError: the token is empty.
     """
-    if not token:
+    bearer = bearer_of(token)
+    if not bearer.current:
         raise ValueError("the TCP face needs a token: it would serve parameters to anybody")
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals, _bearer(token)])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_refusals, _bearer(bearer)])
     transfers = Transfers()
 
     async def call_off(_: web.Application) -> None:
@@ -119,7 +121,9 @@ def make_app(backend: PeerBackend, token: str) -> web.Application:
 
 async def start(app: web.Application, listening: socket.socket) -> web.AppRunner:
     """Serves on a bound socket until the runner's `cleanup` is awaited."""
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=2.0)
+    runner = web.AppRunner(
+        app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=2.0, auto_decompress=False
+    )
     await runner.setup()
     await web.SockSite(runner, listening).start()
     return runner
@@ -147,13 +151,11 @@ async def _refusals(request: web.Request, handler: _Handler) -> web.StreamRespon
         return _refusal(f"{request.method} {request.path}: {error.reason}", error.status, kept)
 
 
-def _bearer(token: str) -> Middleware:
-    expected = f"Bearer {token}".encode()
-
+def _bearer(bearer: Bearer) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
         given = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, expected):
+        if not bearer.admits(given):
             return _refusal("bearer token missing or wrong", 401, {hdrs.WWW_AUTHENTICATE: "Bearer"})
         return await handler(request)
 
@@ -241,5 +243,5 @@ def _range(request: web.Request, nbytes: int) -> tuple[int, int] | None:
 async def _decoded(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise PeerRefused(f"{request.method} {request.path}: {error}", 400) from error

@@ -28,11 +28,12 @@ from pydantic import ValidationError
 from keystage.bundle import home, store
 from keystage.bundle.errors import BundleError, SplitError
 from keystage.keysmanager import pod_prepare
-from keystage.keysmanager.config import derived_token
 from keystage.keysmanager.pod_api import Activated, Activation
 from keystage.keysmanager.pod_config import PodConfig
 from keystage.keysmanager.pod_face import PodFace
+from keystage.wire.bearer import bearer_from
 from keystage.wire.endpoints import EndpointError, listen
+from keystage.wire.errors import WireError
 from keystage.worker import http
 from keystage.worker.config import parse_stages
 from keystage.worker.executor import StageError
@@ -81,13 +82,20 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = PodConfig()  # type: ignore[call-arg]  # filled from the environment
-        token = derived_token(config.wire_key_file) if config.parked and config.wire_key_file else ""
-        face = PodFace(token)
+        face = PodFace(bearer_from(None, config.wire_key_file if config.parked else None))
         http.serve(face, listen(config.http))
         folder, pipeline = _described(config)
         run = _parked if config.parked else _fresh
         return run(config, face, end, folder, pipeline)
-    except (ValidationError, ValueError, EndpointError, BundleError, SplitError, StageError) as error:
+    except (
+        ValidationError,
+        ValueError,
+        WireError,
+        EndpointError,
+        BundleError,
+        SplitError,
+        StageError,
+    ) as error:
         print(f"keystage pod: {error}", file=sys.stderr)  # noqa: T201
         return 2
 

@@ -17,7 +17,7 @@ ACTIVATE_PATH = "/_/activate"
 GRANTS_PATH = "/v1/grants"
 """PUT on the KeysManager's TCP face: the list of `Grant`s of its node, which replaces the last one."""
 TOKEN_PURPOSE = "kubernetes internal http"  # noqa: S105  (a label, no password)
-"""Label under which the bearer token of internal HTTP is derived (`wire.secret.Secret.derive(...).hex()`)."""
+"""`wire.bearer.INTERNAL`: the label under which the token of internal HTTP is derived."""
 
 
 class Activation(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ must not know how a pod becomes a worker.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -19,7 +18,9 @@ from typing import Any
 import msgspec
 
 from keystage.keysmanager.pod_api import ACTIVATE_PATH, Activated, Activation
+from keystage.wire.bearer import Bearer, bearer_of
 from keystage.wire.starts import START_PATH, StartReport
+from keystage.wire.unreadable import UNREADABLE
 from keystage.worker.config import parse_stages
 from keystage.worker.http import JSON, METRICS, TEXT, WorkerHttp, answer, read_body
 from keystage.worker.settings import Status
@@ -43,11 +44,12 @@ class PodFace:
         token: of activations; empty: the pod is no parked one.
     """
 
-    def __init__(self, token: str) -> None:
-        self._token = f"Bearer {token}".encode() if token else b""
+    def __init__(self, token: Bearer | str) -> None:
+        self._bearer = bearer_of(token)
+        self._is_parked_one = bool(self._bearer.current)
         self._worker: WorkerHttp | None = None
         self._status: Status | None = None
-        self._is_prepared = not token
+        self._is_prepared = not self._is_parked_one
         self._is_taken = False
         self._wanted: Future[Activation] = Future()
         self._outcome: Future[Activated] = Future()
@@ -95,7 +97,7 @@ class PodFace:
         is_becoming = status is not None and is_alive(status.state) and not is_ready(status.state)
         if path == ACTIVATE_PATH:
             code, body = await self._activate(scope, receive)
-        elif path == "/_/ready" and self._token and is_becoming and not self._outcome.done():
+        elif path == "/_/ready" and self._is_parked_one and is_becoming and not self._outcome.done():
             code, body = 200, _json(parked=True, activating=True)
         elif worker is not None:
             await worker(scope, receive, send)
@@ -110,11 +112,11 @@ class PodFace:
     def _parked(self, path: str) -> tuple[int, bytes]:
         """Answers of a pod that is no worker yet."""
         if path == "/_/health":
-            return 200, b"parked" if self._token else b"loading"
+            return 200, b"parked" if self._is_parked_one else b"loading"
         if path == "/_/ready":
-            if self._token and self._is_prepared:
+            if self._is_parked_one and self._is_prepared:
                 return 200, _json(parked=True)
-            return 503, b"preparing" if self._token else b"loading"
+            return 503, b"preparing" if self._is_parked_one else b"loading"
         if path == START_PATH:
             return 200, msgspec.json.encode(StartReport())
         if path == "/metrics":
@@ -122,10 +124,10 @@ class PodFace:
         return (503, b"no worker yet\n") if path == "/" else (404, f"no such path: {path}\n".encode())
 
     async def _activate(self, scope: dict[str, Any], receive: Any) -> tuple[int, bytes]:
-        if not self._token:
+        if not self._is_parked_one:
             return 404, b"this pod was never parked\n"
         given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-        if not hmac.compare_digest(given, self._token):
+        if not self._bearer.admits(given):
             return 401, b"a bearer token that is not this deployment's\n"
         if scope["method"] != "POST":
             return 405, b"POST an activation\n"
@@ -135,7 +137,7 @@ class PodFace:
         try:
             wanted = msgspec.json.decode(body, type=Activation)
             _check(wanted)
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        except (ValueError, *UNREADABLE) as error:
             return 400, f"no activation: {error}\n".encode()
         if self._is_taken:
             return 409, b"activated before: a pod becomes one worker\n"

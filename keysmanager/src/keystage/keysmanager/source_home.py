@@ -11,7 +11,7 @@ from pathlib import Path
 
 from keystage.bundle.errors import BundleError
 from keystage.bundle.home import file_url, is_http
-from keystage.bundle.store import bundle_path
+from keystage.bundle.store import bundle_path, is_file_name
 from keystage.keysmanager.api import Parameters, Source
 from keystage.keysmanager.disk_cache import DiskCache
 from keystage.keysmanager.loader_http import HOME_LIMITS, HttpLimits, RangeReader
@@ -68,7 +68,7 @@ def plan(
     Raises:
         LoadError: the home is no address that can be read, or the file lies outside the bundle.
     """
-    if not parameters.file or Path(parameters.file).name != parameters.file:
+    if not is_file_name(parameters.file):
         raise LoadError(f"file {parameters.file!r} of {parameters.name.bundle} lies outside the bundle")
     first: list[ParameterSource] = []
     last: list[ParameterSource] = []

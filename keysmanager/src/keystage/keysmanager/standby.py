@@ -45,7 +45,7 @@ from keystage.models.decoder import DecoderStage
 from keystage.models.families import family_named
 from keystage.models.loading import build_stage, role_of, warm_up
 from keystage.wire.cuda_driver import CudaError, Driver
-from keystage.wire.endpoints import Lifeline, watch_lifeline
+from keystage.wire.endpoints import EndpointError, Lifeline, watch_lifeline
 from keystage.worker.config import WorkerConfig, parse_stages
 from keystage.worker.executor import StageError
 from keystage.worker.torch_executor import check_device
@@ -127,7 +127,9 @@ def main(supply: StockSupply) -> int:
         config = WorkerConfig()  # type: ignore[call-arg]  # filled from the environment
         first_owner = watch_lifeline(config.lifeline_fd)
         prepared = prepare(config)
-    except (ValidationError, BundleError, SplitError, StageError, StandbyError, RuntimeError) as error:
+    except (
+        ValidationError, BundleError, SplitError, StageError, StandbyError, EndpointError, RuntimeError
+    ) as error:  # fmt: skip
         print(f"keystage standby: {error}", file=sys.stderr)  # noqa: T201
         return 2
     control = supply.claim

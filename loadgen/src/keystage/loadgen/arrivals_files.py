@@ -42,6 +42,10 @@ def with_files(process: Process) -> Process:
     return dataclasses.replace(process, pieces=tuple(pieces))
 
 
+MAX_LINE = 4096
+"""Characters; a gzip file can hold a line that no memory does."""
+
+
 def read_gaps(path: Path) -> Floats:
     """The inter-arrival times in a file, in seconds, shape (n,), n at least 1.
 
@@ -51,7 +55,10 @@ def read_gaps(path: Path) -> Floats:
     found = array.array("d")
     try:
         with _opened(path) as file:
-            for number, line in enumerate(file, start=1):
+            lines = iter(lambda: file.readline(MAX_LINE + 1), "")
+            for number, line in enumerate(lines, start=1):
+                if len(line) > MAX_LINE:
+                    raise ArrivalError(f"{path}, line {number}: more than {MAX_LINE} characters")
                 text = line.strip()
                 if text and not text.startswith("#"):
                     found.append(_gap(path, number, text))

@@ -20,6 +20,7 @@ from keystage.loadgen.planfacts import PlanFacts
 from keystage.loadgen.requestlog import RequestLogError
 from keystage.loadgen.sender import Row
 from keystage.loadgen.sheets import Sheet, bounds, duration, printable
+from keystage.wire.unreadable import UNREADABLE
 
 
 class CompareError(Exception):
@@ -111,7 +112,7 @@ def _saved(file: Path) -> _Saved | None:
                 f"(it says {found.version})"
             )
         return msgspec.json.decode(text, type=_Saved)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CompareError(f"{file}: {error}") from error
 
 

@@ -9,7 +9,9 @@ and `undefined` (a percentile that falls on failed requests, or a mean that is t
 failed more: slow requests that are lost leave a lower mean).
 
 Shares of failed requests: an exact interval, never too narrow for independent requests; since failures
-come in clumps it is widened to the block bootstrap's where that one reaches further.
+come in clumps it is widened to the block bootstrap's where that one reaches further. A replicate that drew no
+request at all has no share and says nothing. So few requests that even none against all could not be
+told apart are `too few data`, and so is an interval that has no end on either side.
 """
 
 from __future__ import annotations
@@ -305,7 +307,8 @@ def _failures(a: Side, b: Side, weights: Weights, too_few: str) -> _Job:
     failed = [_sample(side, lambda _: 0.0, a.span_s) for side in (a, b)]
     before, after = (Sample(s.at_s, np.isinf(s.values).astype(np.float64)) for s in failed)
     spread = resampling.spread(before, after, weights, resampling.means)
-    return _Job(line, False, spread, ((lost[0], counts[0]), (lost[1], counts[1])))
+    drawn = spread[~np.isnan(spread)]
+    return _Job(line, False, drawn if len(drawn) else spread, ((lost[0], counts[0]), (lost[1], counts[1])))
 
 
 def _judged(job: _Job, alpha: float, blocks: Blocks) -> Line:
@@ -314,8 +317,15 @@ def _judged(job: _Job, alpha: float, blocks: Blocks) -> Line:
         return line
     low, high = resampling.interval(job.differences, line.difference, alpha, blocks)
     if job.shares is not None:
+        (_, count_a), (_, count_b) = job.shares
+        if share_difference((0, count_a), (count_b, count_b), alpha)[0] <= 0:
+            told = f"{count_a} and {count_b} requests: even none failed against all failed would be no proof"
+            return dataclasses.replace(line, verdict="too few data", because=told)
         exact = share_difference(*job.shares, alpha)
         low, high = min(low, exact[0]), max(high, exact[1])
+    if math.isinf(low) and math.isinf(high):
+        told = f"no end on either side: most requests fall into a few of {blocks.count} blocks, or failed"
+        return dataclasses.replace(line, verdict="too few data", because=told)
     verdict = "no difference"
     if low > 0 or high < 0:
         verdict = "better" if (low > 0) == job.higher_is_better else "worse"

@@ -17,6 +17,7 @@ import msgspec
 
 from keystage.loadgen.series import StageSeries
 from keystage.router.api import RouterStats
+from keystage.wire.unreadable import UNREADABLE
 
 POLL_S = 0.5
 """Twice the controller's tick: every scaling step is seen within one reading or the next."""
@@ -95,7 +96,7 @@ class Monitor:
             async with session.get(self._watched.stats_url) as response:
                 response.raise_for_status()
                 stats = msgspec.json.decode(await response.read(), type=RouterStats)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, *UNREADABLE) as error:
             self.missed += 1
             self.last_error = f"{self._watched.stats_url}: {type(error).__name__}: {error}"
             return
@@ -111,7 +112,7 @@ class Monitor:
             async with session.get(self._watched.functions_url, headers=auth) as response:
                 response.raise_for_status()
                 functions = msgspec.json.decode(await response.read(), type=list[_Function])
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, *UNREADABLE) as error:
             self.last_error = f"{self._watched.functions_url}: {type(error).__name__}: {error}"
             return None
         stages = ((self._stage_name.fullmatch(function.name), function) for function in functions)

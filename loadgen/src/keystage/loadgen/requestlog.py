@@ -23,6 +23,7 @@ import msgspec
 
 from keystage.loadgen import files
 from keystage.loadgen.sender import Row
+from keystage.wire.unreadable import UNREADABLE
 
 FILE = "requests.jsonl"
 
@@ -155,7 +156,7 @@ def read(path: Path) -> tuple[list[Row], list[str]]:
 def _checked(decode: Callable[[bytes], Row], line: bytes, where: str) -> Row:
     try:
         row = decode(line)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise RequestLogError(f"{where}: no request: {error}") from error
     times = (row.scheduled_s, row.sent_s, row.last_s, row.first_s or 0.0)
     if not all(math.isfinite(value) and value >= 0 for value in times) or row.index < 0:

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from keystage.wire.unreadable import UNREADABLE
+
 
 class _Choice(msgspec.Struct):
     text: str | None = ""
@@ -107,7 +109,7 @@ class StreamTally:
     def _take(self, data: bytes, now_s: float) -> None:
         try:
             chunk = _decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self.error = self.error or f"bad_answer: {error}"
             return
         if chunk.error is not None:

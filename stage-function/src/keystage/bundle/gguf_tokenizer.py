@@ -22,31 +22,35 @@ _LLAMA3_PATTERN = (
 )
 
 
-def write_tokenizer(path: Path, field: Callable[[str], Any], folder: Path) -> None:
+def write_tokenizer(path: Path, field: Callable[[str, type], Any], folder: Path) -> None:
     """Writes `tokenizer.json`.
 
     Args:
         path: the GGUF file.
-        field: its metadata by key, None where there is none.
+        field: its metadata by key and type, None where there is none.
         folder: where to write.
 
     Raises:
         SplitError: the tokenizer cannot be converted.
     """
-    kind, split = field("tokenizer.ggml.model"), field("tokenizer.ggml.pre")
+    kind, split = field("tokenizer.ggml.model", str), field("tokenizer.ggml.pre", str)
     if kind == "gpt2" and split in ("smollm", "gpt-2", "llama-bpe"):
-        _byte_level(field, split).save(str(folder / "tokenizer.json"))
+        try:
+            made = _byte_level(field, split)
+        except Exception as error:  # tokenizers raises plain `Exception`s
+            raise SplitError(f"{path}: the tokenizer cannot be converted: {error}") from error
+        made.save(str(folder / "tokenizer.json"))
     else:
         _through_transformers(path, folder)
 
 
-def _byte_level(field: Callable[[str], Any], split: str) -> tokenizers.Tokenizer:
+def _byte_level(field: Callable[[str, type], Any], split: str) -> tokenizers.Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
-    tokens: list[str] = field("tokenizer.ggml.tokens")
-    kinds: list[int] = field("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in field("tokenizer.ggml.merges"))]
+    tokens: list[str] = field("tokenizer.ggml.tokens", list)
+    kinds: list[int] = field("tokenizer.ggml.token_type", list) or [_NORMAL] * len(tokens)
+    merges = [(left, right) for left, _, right in map(_halves, field("tokenizer.ggml.merges", list) or [])]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     # llama-bpe vocabularies hold whole words that no chain of merges reaches.
     bpe = models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, ignore_merges=split == "llama-bpe")
@@ -77,6 +81,10 @@ def _byte_level(field: Callable[[str], Any], split: str) -> tokenizers.Tokenizer
     return tokenizer
 
 
+def _halves(merge: str) -> tuple[str, str, str]:
+    return merge.partition(" ")
+
+
 def _through_transformers(path: Path, folder: Path) -> None:
     try:
         from transformers import AutoTokenizer
@@ -84,7 +92,7 @@ def _through_transformers(path: Path, folder: Path) -> None:
         raise SplitError(f"{path}: this kind of tokenizer needs: pip install transformers") from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # whatever its many converters raise
         raise SplitError(f"{path}: the tokenizer cannot be converted: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

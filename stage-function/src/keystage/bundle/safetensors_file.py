@@ -22,6 +22,7 @@ from keystage.wire.unreadable import UNREADABLE
 
 _ALIGN_BYTES = 64
 _MAX_HEADER_BYTES = 100_000_000
+_SAYABLE = 1 << 63
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
@@ -100,10 +101,13 @@ def _entries(path: Path, raw: bytes, data_bytes: int) -> dict[str, TensorEntry]:
                 f"the file holds {data_bytes}"
             )
         item = ITEM_BYTES.get(FLOAT_NAMES.get(entry.dtype, ""), 0)
-        if item and end - start != item * math.prod(entry.shape):
+        needed = item * math.prod(entry.shape)
+        if item and end - start != needed:
+            # Python refuses to write numbers of more than 4,300 digits, which a shape's product may have.
+            said = str(needed) if -_SAYABLE < needed < _SAYABLE else f"more than {_SAYABLE}"
             raise BundleError(
-                f"{path}: tensor {name} of shape {list(entry.shape)} in {entry.dtype} "
-                f"needs {item * math.prod(entry.shape)} bytes, has {end - start}"
+                f"{path}: tensor {name} of shape {str(list(entry.shape))[:200]} in {entry.dtype} "
+                f"needs {said} bytes, has {end - start}"
             )
     return entries
 

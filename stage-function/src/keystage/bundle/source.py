@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,6 +44,19 @@ class Vocabulary:
     special_tokens: dict[str, str] = field(default_factory=dict)
     eos: tuple[int, ...] = ()
     bos: int | None = None
+
+
+def added_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the special tokens in a `tokenizer.json`, by their text; entries of another form name none."""
+    added = tokenizer.get("added_tokens")
+    found: dict[str, int] = {}
+    for entry in added if isinstance(added, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        content, number = entry.get("content"), entry.get("id")
+        if isinstance(content, str) and isinstance(number, int) and not isinstance(number, bool):
+            found[content] = number
+    return found
 
 
 class ModelSource(Protocol):

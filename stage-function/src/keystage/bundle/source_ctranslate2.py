@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from keystage.bundle.errors import SplitError
-from keystage.bundle.source import Vocabulary
+from keystage.bundle.source import Vocabulary, added_tokens
 from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -221,8 +221,7 @@ class Ctranslate2Source:
 
     def _tokens(self) -> dict[str, int]:
         """Ids of the special tokens."""
-        added = self._json(_TOKENIZER).get("added_tokens") or []
-        return {entry["content"]: entry["id"] for entry in added if "content" in entry and "id" in entry}
+        return added_tokens(self._json(_TOKENIZER))
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self._folder / name
@@ -264,6 +263,8 @@ def _read_headers(file: BinaryIO, path: Path) -> dict[str, _Array]:
         (rank,) = _unpack(file, "<B")
         shape = _unpack(file, f"<{rank}I")
         kind, nbytes = _unpack(file, "<BI")
+        if 0 in shape:
+            raise SplitError(f"{path}: {name} of shape {list(shape)} has no elements")
         if kind not in _ITEM_BYTES or nbytes != math.prod(shape) * _ITEM_BYTES[kind]:
             raise SplitError(f"{path}: {name} of shape {list(shape)}, type {kind} has {nbytes} bytes")
         offset = file.tell()

@@ -16,7 +16,8 @@ from keystage.bundle.dtypes import FLOAT_NAMES
 from keystage.bundle.errors import BundleError, SplitError
 from keystage.bundle.safetensors_file import Header, parse_header, read_range
 from keystage.bundle.sentence import pooling
-from keystage.bundle.source import Vocabulary
+from keystage.bundle.source import Vocabulary, added_tokens
+from keystage.bundle.store import is_file_name
 from keystage.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class FolderSource:
         generation = self._json_if_there("generation_config.json")
         texts = self._json_if_there("tokenizer_config.json")
         tokenizer = self._folder / _TOKENIZER
-        ids = _token_ids(self._json(_TOKENIZER)) if tokenizer.exists() else {}
+        ids = added_tokens(self._json(_TOKENIZER)) if tokenizer.exists() else {}
         if tokenizer.exists():
             shutil.copyfile(tokenizer, folder / _TOKENIZER)
         special = {key: text for key in _SPECIAL if (text := _text(texts.get(key)))}
@@ -104,10 +105,8 @@ class FolderSource:
             return separate.read_text(encoding="utf-8")
         template = texts.get("chat_template")
         if isinstance(template, list):
-            named = {
-                entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
-            }
-            template = named.get("default")
+            entries = [entry for entry in template if isinstance(entry, dict)]
+            template = next((e.get("template") for e in entries if e.get("name") == "default"), None)
         return template if isinstance(template, str) else ""
 
     def _located(self) -> dict[str, Path]:
@@ -127,7 +126,10 @@ class FolderSource:
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
             raise SplitError(f"{index}: weight_map is missing or garbled")
         for shard in sorted(set(weight_map.values())):
-            if Path(shard).name != shard or not (self._folder / shard).exists():
+            if not is_file_name(shard):
+                named = f"shard {shard[:300]!r}, named in {_INDEX},"
+                raise SplitError(f"{self._folder}: {named} lies outside the folder")
+            if not (self._folder / shard).exists():
                 raise SplitError(f"{self._folder}: shard {shard}, named in {_INDEX}, is missing")
         files = {name: self._folder / shard for name, shard in weight_map.items()}
         for name, path in files.items():
@@ -154,11 +156,6 @@ class FolderSource:
             raise SplitError(f"{path}: {error.strerror or error}") from error
         except UNREADABLE as error:
             raise SplitError(f"{path}: garbled JSON: {error}") from error
-
-
-def _token_ids(tokenizer: dict[str, Any]) -> dict[str, int]:
-    added = tokenizer.get("added_tokens") or []
-    return {entry["content"]: entry["id"] for entry in added if "content" in entry and "id" in entry}
 
 
 def _text(token: object) -> str:

@@ -11,9 +11,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keystage.bundle import gguf_check
 from keystage.bundle.errors import SplitError
 from keystage.bundle.gguf_tokenizer import write_tokenizer
 from keystage.bundle.source import Vocabulary
+from keystage.models.config_fields import shown
 
 if TYPE_CHECKING:
     import gguf
@@ -50,29 +52,29 @@ class GgufSource:
 
     def config(self) -> dict[str, Any]:
         """See `ModelSource.config`."""
-        architecture = self._field("general.architecture")
+        architecture = self._field("general.architecture", str)
         if architecture != "llama":
             raise SplitError(f"{self._path}: architecture {architecture!r} is unknown: known is llama")
         shapes = self.shapes()
-        heads = self._needed("llama.attention.head_count")
+        heads = self._needed("llama.attention.head_count", int)
         config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "hidden_act": "silu",
-            "hidden_size": self._needed("llama.embedding_length"),
-            "intermediate_size": self._needed("llama.feed_forward_length"),
-            "max_position_embeddings": self._needed("llama.context_length"),
+            "hidden_size": self._needed("llama.embedding_length", int),
+            "intermediate_size": self._needed("llama.feed_forward_length", int),
+            "max_position_embeddings": self._needed("llama.context_length", int),
             "num_attention_heads": heads,
-            "num_hidden_layers": self._needed("llama.block_count"),
-            "num_key_value_heads": self._field("llama.attention.head_count_kv") or heads,
-            "rms_norm_eps": _shortest(self._needed("llama.attention.layer_norm_rms_epsilon")),
-            "rope_theta": self._field("llama.rope.freq_base") or 10000.0,
+            "num_hidden_layers": self._needed("llama.block_count", int),
+            "num_key_value_heads": self._field("llama.attention.head_count_kv", int) or heads,
+            "rms_norm_eps": _shortest(self._needed("llama.attention.layer_norm_rms_epsilon", float)),
+            "rope_theta": self._field("llama.rope.freq_base", float) or 10000.0,
             "tie_word_embeddings": "lm_head.weight" not in shapes,
             "vocab_size": shapes.get("model.embed_tokens.weight", (0,))[0],
-            "bos_token_id": self._field("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self._field("tokenizer.ggml.eos_token_id"),
+            "bos_token_id": self._field("tokenizer.ggml.bos_token_id", int),
+            "eos_token_id": self._field("tokenizer.ggml.eos_token_id", int),
         }
-        if (head_dim := self._field("llama.attention.key_length")) is not None:
+        if (head_dim := self._field("llama.attention.key_length", int)) is not None:
             config["head_dim"] = head_dim
         if (scaling := self._rope_scaling(config)) is not None:
             config["rope_scaling"] = scaling
@@ -94,26 +96,26 @@ class GgufSource:
             raise SplitError(f"{self._path}: parameter {name} is missing")
         try:
             values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError as error:
+        except (NotImplementedError, ValueError) as error:
             raise SplitError(f"{self._path}: parameter {name}: {error}") from error
         owned = values.astype("float32", copy=not values.flags.writeable)
         found = torch.from_numpy(owned).view(_shape(tensor))
         if ".q_proj." in name:
-            return _halves_apart(found, self._needed("llama.attention.head_count"))
+            return self._halves_apart(name, found, self._needed("llama.attention.head_count", int))
         if ".k_proj." in name:
-            heads = self._field("llama.attention.head_count_kv")
-            return _halves_apart(found, heads or self._needed("llama.attention.head_count"))
+            heads = self._field("llama.attention.head_count_kv", int)
+            return self._halves_apart(name, found, heads or self._needed("llama.attention.head_count", int))
         return found
 
     def write_vocabulary(self, folder: Path) -> Vocabulary:
         """See `ModelSource.write_vocabulary`."""
-        tokens = self._field("tokenizer.ggml.tokens")
-        template = self._field("tokenizer.chat_template")
+        tokens = self._field("tokenizer.ggml.tokens", list)
+        template = self._field("tokenizer.chat_template", str)
         if not tokens:
             return Vocabulary(chat_template=template or "")
         write_tokenizer(self._path, self._field, folder)
         ids = {
-            key: self._field(f"tokenizer.ggml.{word}_token_id")
+            key: self._token_id(word, len(tokens))
             for key, word in (
                 ("bos_token", "bos"),
                 ("eos_token", "eos"),
@@ -122,9 +124,9 @@ class GgufSource:
             )
         }
         special = {key: tokens[number] for key, number in ids.items() if number is not None}
-        ends = [ids["eos_token"], self._field("tokenizer.ggml.eot_token_id")]
-        is_spm = self._field("tokenizer.ggml.model") == "llama"
-        adds_bos = self._field("tokenizer.ggml.add_bos_token")
+        ends = [ids["eos_token"], self._token_id("eot", len(tokens))]
+        is_spm = self._field("tokenizer.ggml.model", str) == "llama"
+        adds_bos = self._field("tokenizer.ggml.add_bos_token", int)
         return Vocabulary(
             file="tokenizer.json",
             chat_template=template or "",
@@ -140,26 +142,51 @@ class GgufSource:
             except ImportError as error:
                 raise SplitError(f"{self._path}: reading GGUF needs: pip install gguf") from error
             try:
+                gguf_check.check(self._path)
                 self._opened = gguf.GGUFReader(self._path)
-            except (ValueError, IndexError, KeyError, OSError) as error:
+            except (ValueError, IndexError, KeyError, OverflowError, TypeError, OSError) as error:
                 raise SplitError(f"{self._path}: truncated or no GGUF file: {error}") from error
             self._tensors = {_name(tensor.name): tensor for tensor in self._opened.tensors}
         return self._opened
 
-    def _field(self, key: str) -> Any:
+    def _field(self, key: str, kind: type) -> Any:
+        """Metadata of a type (a `float` may be whole), None: there is none."""
         field = self._reader().get_field(key)
-        return None if field is None else field.contents()
+        if field is None:
+            return None
+        try:
+            value = field.contents()
+        except (ValueError, IndexError, TypeError) as error:
+            raise SplitError(f"{self._path}: metadata {key} cannot be read: {error}") from error
+        if not isinstance(value, (int, float) if kind is float else kind):
+            raise SplitError(f"{self._path}: metadata {key} is {shown(value)}, expected {kind.__name__}")
+        return value
 
-    def _needed(self, key: str) -> Any:
-        value = self._field(key)
+    def _token_id(self, word: str, tokens: int) -> int | None:
+        number: int | None = self._field(f"tokenizer.ggml.{word}_token_id", int)
+        if number is not None and not 0 <= number < tokens:
+            raise SplitError(f"{self._path}: {word}_token_id is {number}, there are {tokens} tokens")
+        return number
+
+    def _needed(self, key: str, kind: type) -> Any:
+        value = self._field(key, kind)
         if value is None:
             raise SplitError(f"{self._path}: metadata {key} is missing")
         return value
 
+    def _halves_apart(self, name: str, weight: torch.Tensor, heads: int) -> torch.Tensor:
+        """Undoes GGUF's row order: x_i and x_{i + d/2} of a head lie interleaved there."""
+        rows, *rest = weight.shape
+        if heads < 1 or rows % (2 * heads):
+            raise SplitError(
+                f"{self._path}: {name} has {rows} rows, no even number for each of {heads} heads"
+            )
+        return weight.view(heads, rows // heads // 2, 2, *rest).transpose(1, 2).reshape(weight.shape)
+
     def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        kind = self._field("llama.rope.scaling.type") or "none"
+        kind = self._field("llama.rope.scaling.type", str) or "none"
         if kind == "linear":
-            return {"rope_type": "linear", "factor": self._needed("llama.rope.scaling.factor")}
+            return {"rope_type": "linear", "factor": self._needed("llama.rope.scaling.factor", float)}
         if kind != "none":
             raise SplitError(f"{self._path}: rope scaling {kind!r} is not supported: use none or linear")
         if _ROPE_FACTORS in self._tensors:
@@ -203,12 +230,6 @@ def _name(stored: str) -> str:
 def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
     """Rows first; GGUF states the fastest axis first."""
     return tuple(int(size) for size in reversed(tensor.shape.tolist()))
-
-
-def _halves_apart(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undoes GGUF's row order: x_i and x_{i + d/2} of a head lie interleaved there."""
-    rows, *rest = weight.shape
-    return weight.view(heads, rows // heads // 2, 2, *rest).transpose(1, 2).reshape(weight.shape)
 
 
 def _shortest(value: float) -> float:

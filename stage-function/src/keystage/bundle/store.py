@@ -20,6 +20,8 @@ from keystage.streams import graph_checks
 from keystage.wire.unreadable import UNREADABLE
 
 PIPELINE_FILE = "pipeline.json"
+MAX_NAME_BYTES = 255
+_SEPARATORS = frozenset("/\0")
 
 
 def bundle_path(location: str | os.PathLike[str]) -> Path:
@@ -99,15 +101,23 @@ def _check_program(path: Path, pipeline: Pipeline) -> None:
         )
 
 
+def is_file_name(name: str) -> bool:
+    """Whether it names a file of a folder, and nothing outside of it."""
+    size = len(name.encode("utf-8", "surrogatepass"))
+    return 0 < size <= MAX_NAME_BYTES and name not in (".", "..") and _SEPARATORS.isdisjoint(name)
+
+
 def _check_stages(path: Path, pipeline: Pipeline) -> None:
     if not pipeline.stages:
         raise BundleError(f"{path}: 0 stages, at least 1 is needed")
+    if pipeline.tokenizer and not is_file_name(pipeline.tokenizer):
+        raise BundleError(f"{path}: tokenizer {pipeline.tokenizer[:300]!r} lies outside the bundle")
     expected = 0
     for index, stage in enumerate(pipeline.stages):
         if stage.index != index:
             raise BundleError(f"{path}: stage {index} carries index {stage.index}")
-        if stage.file and Path(stage.file).name != stage.file:
-            raise BundleError(f"{path}: stage {index}: file {stage.file!r} lies outside the bundle")
+        if stage.file and not is_file_name(stage.file):
+            raise BundleError(f"{path}: stage {index}: file {stage.file[:300]!r} lies outside the bundle")
         first, end = stage.layers
         if first != expected or end <= first:
             raise BundleError(

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from keystage.bundle.errors import SplitError
-from keystage.models.config_fields import activation, count, head_size, number, refuse_others
+from keystage.models.config_fields import (
+    activation,
+    architectures,
+    count,
+    head_size,
+    layers_in,
+    number,
+    refuse_others,
+)
 from keystage.models.decoder_config import Activation
 
 Pooling: TypeAlias = Literal["mean", "cls", "max"]
@@ -90,7 +98,7 @@ def parse(config: Mapping[str, Any]) -> BertConfig:
         known = ", ".join(get_args(Pooling))
         raise SplitError(f"config.json: pooling {pooling!r} is not supported for bert: use {known}")
     return BertConfig(
-        layers=count(config, "num_hidden_layers"),
+        layers=layers_in(config, "num_hidden_layers"),
         hidden_size=hidden_size,
         mlp_size=count(config, "intermediate_size"),
         heads=heads,
@@ -103,7 +111,7 @@ def parse(config: Mapping[str, Any]) -> BertConfig:
         ),
         norm_eps=number(config, "layer_norm_eps", 1e-12),
         activation=activation(config, "hidden_act", "gelu", "bert"),
-        fills_masks=MASK_FILLER in (config.get("architectures") or ()),
+        fills_masks=MASK_FILLER in architectures(config),
         pooling=cast("Pooling", pooling),
         is_normalized=bool(sentence.get("normalize", True)),
         is_tied=config.get("tie_word_embeddings") is not False,

@@ -7,6 +7,7 @@ is not implemented, is refused in the same words everywhere.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,14 @@ def refuse_others(config: Mapping[str, Any], family: str, allowed: Mapping[str, 
             raise SplitError(f"config.json: {key} = {config[key]!r} is not supported for {family}")
 
 
-def count(fields: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A whole number of at least 1.
+MOST = 2**31 - 1
+"""Above every size of a model that there is; larger ones are mistakes, and no memory is taken for them."""
+MOST_LAYERS = 10_000
+"""Layers are written out one by one in places, so their number has a lower bound than widths."""
+
+
+def count(fields: Mapping[str, Any], key: str, default: int | None = None, most: int = MOST) -> int:
+    """A whole number from 1 to `most`.
 
     Raises:
         SplitError: it is none, or missing without a default.
@@ -44,9 +51,36 @@ def count(fields: Mapping[str, Any], key: str, default: int | None = None) -> in
     value = fields.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SplitError(f"config.json: {key} must be a whole number of at least 1, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise SplitError(f"config.json: {key} must be a whole number from 1 to {most}, got {shown(value)}")
     return value
+
+
+def layers_in(fields: Mapping[str, Any], key: str) -> int:
+    """A number of layers, 1 to `MOST_LAYERS`.
+
+    Raises:
+        SplitError: it is none, or missing.
+    """
+    return count(fields, key, most=MOST_LAYERS)
+
+
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """The class names that a model is of; none where they are not told.
+
+    Raises:
+        SplitError: they are no list of names.
+    """
+    names = config.get("architectures") or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SplitError(f"config.json: architectures must be a list of names, got {shown(names)}")
+    return list(names)
+
+
+def shown(value: object) -> str:
+    """A value as it may stand in a message: cut."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def number(fields: Mapping[str, Any], key: str, default: float | None = None) -> float:
@@ -58,8 +92,8 @@ def number(fields: Mapping[str, Any], key: str, default: float | None = None) ->
     value = fields.get(key)
     if value is None:
         value = default
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise SplitError(f"config.json: {key} must be a number above 0, got {value!r}")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+        raise SplitError(f"config.json: {key} must be a number above 0, got {shown(value)}")
     return float(value)
 
 

@@ -9,6 +9,7 @@ from keystage.bundle.errors import SplitError
 from keystage.models import cuda_support
 from keystage.models.base import Family
 from keystage.models.bert import BERT
+from keystage.models.config_fields import architectures
 from keystage.models.decoder_family import DecoderFamily
 from keystage.models.gpt2 import GPT2
 from keystage.models.llama import LLAMA
@@ -38,14 +39,14 @@ def family_of(config: Mapping[str, Any]) -> Family:
     Raises:
         SplitError: no family does.
     """
-    architectures = config.get("architectures") or []
+    names = architectures(config)
     for family in _FAMILIES:
-        if any(name in family.architectures for name in architectures):
+        if any(name in family.architectures for name in names):
             return family
-        if not architectures and config.get("model_type") == family.name:
+        if not names and config.get("model_type") == family.name:
             return family
     known = ", ".join(name for family in _FAMILIES for name in family.architectures)
-    found = ", ".join(map(str, architectures)) or f"model_type {config.get('model_type')!r}"
+    found = ", ".join(names) or f"model_type {config.get('model_type')!r}"
     raise SplitError(f"architecture {found} is unknown: known are {known}")
 
 

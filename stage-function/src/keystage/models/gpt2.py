@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keystage.models.config_fields import activation, count, flag, head_size, number, refuse_others
+from keystage.models.config_fields import activation, count, flag, head_size, layers_in, number, refuse_others
 from keystage.models.decoder_config import DecoderConfig
 from keystage.models.decoder_family import DecoderFamily
 from keystage.models.decoder_layout import DecoderLayout
@@ -32,7 +32,7 @@ def describe(config: Mapping[str, Any]) -> tuple[DecoderConfig, DecoderLayout]:
     refuse_others(config, "gpt2", allowed)
     hidden_size, heads = count(config, "n_embd"), count(config, "n_head")
     found = DecoderConfig(
-        layers=count(config, "n_layer"),
+        layers=layers_in(config, "n_layer"),
         hidden_size=hidden_size,
         mlp_size=count(config, "n_inner", 4 * hidden_size),
         heads=heads,

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from keystage.bundle.errors import SplitError
-from keystage.models.config_fields import count, flag, head_size, number, refuse_others, rope
+from keystage.models.config_fields import (
+    architectures,
+    count,
+    flag,
+    head_size,
+    layers_in,
+    number,
+    refuse_others,
+    rope,
+)
 from keystage.models.decoder_config import DecoderConfig
 from keystage.models.decoder_family import DecoderFamily
 from keystage.models.decoder_layout import DecoderLayout
@@ -58,7 +67,7 @@ def describe(config: Mapping[str, Any]) -> tuple[DecoderConfig, DecoderLayout]:
     Raises:
         SplitError: a field is missing or impossible, or asks for what is not implemented.
     """
-    named = [name for name in config.get("architectures") or [] if name in _MEMBERS]
+    named = [name for name in architectures(config) if name in _MEMBERS]
     member = _MEMBERS[named[0]] if named else _LLAMA
     refuse_others(config, "llama", {"quantization_config": (None,), "hidden_act": (None, "silu", "swish")})
     found = _sizes(config, member)
@@ -95,7 +104,7 @@ def _sizes(config: Mapping[str, Any], member: _Member) -> DecoderConfig:
         raise SplitError(f"config.json: head_dim must be even for rotary positions, got {head_dim}")
     context_length = count(config, "max_position_embeddings", member.context_length)
     theta, scaling = rope(config, context_length)
-    layers = count(config, "num_hidden_layers")
+    layers = layers_in(config, "num_hidden_layers")
     return DecoderConfig(
         layers=layers,
         hidden_size=hidden_size,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keystage.bundle.errors import SplitError
-from keystage.models.config_fields import activation, count, flag, head_size, refuse_others
+from keystage.models.config_fields import activation, count, flag, head_size, layers_in, refuse_others
 from keystage.models.decoder_config import DecoderConfig
 from keystage.models.decoder_family import DecoderFamily
 from keystage.models.decoder_layout import DecoderLayout
@@ -40,7 +40,7 @@ def describe(config: Mapping[str, Any]) -> tuple[DecoderConfig, DecoderLayout]:
         )
     biased = flag(config, "enable_bias", default=True)
     found = DecoderConfig(
-        layers=count(config, "num_hidden_layers"),
+        layers=layers_in(config, "num_hidden_layers"),
         hidden_size=hidden_size,
         mlp_size=count(config, "ffn_dim"),
         heads=heads,

@@ -14,7 +14,7 @@ from typing import Any
 
 from keystage.bundle.errors import SplitError
 from keystage.models.base import ModelShape
-from keystage.models.config_fields import count, head_size, refuse_others
+from keystage.models.config_fields import count, head_size, layers_in, refuse_others, shown
 
 SAMPLE_RATE = 16_000
 """Samples a second of what the model hears."""
@@ -91,8 +91,8 @@ def parse(config: Mapping[str, Any]) -> WhisperConfig:
         head_size(hidden_size, number)
     vocab_size = count(config, "vocab_size")
     return WhisperConfig(
-        encoder_layers=count(config, "encoder_layers"),
-        decoder_layers=count(config, "decoder_layers"),
+        encoder_layers=layers_in(config, "encoder_layers"),
+        decoder_layers=layers_in(config, "decoder_layers"),
         hidden_size=hidden_size,
         encoder_heads=heads[0],
         decoder_heads=heads[1],
@@ -121,9 +121,11 @@ def shape_of(config: WhisperConfig) -> ModelShape:
 def _tokens(config: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
     """A list of token ids, from generation_config.json where it says one."""
     generation = config.get("generation") or {}
+    if not isinstance(generation, Mapping):
+        raise SplitError(f"generation_config.json must be an object, got {shown(generation)}")
     value = generation.get(key, config.get(key)) or []
     if not isinstance(value, (list, tuple)) or not all(isinstance(token, int) for token in value):
-        raise SplitError(f"{key} must be a list of token ids, got {value!r}")
+        raise SplitError(f"{key} must be a list of token ids, got {shown(value)}")
     beyond = [token for token in value if token >= vocab_size]
     if beyond:
         raise SplitError(f"{key} names token {beyond[0]}, the vocabulary has {vocab_size}")

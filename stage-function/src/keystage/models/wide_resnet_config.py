@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keystage.bundle.errors import SplitError
-from keystage.models.config_fields import count, number
+from keystage.models.config_fields import MOST_LAYERS, count, number, shown
 
 ARCHITECTURE = "WideResNet"
 STEM_CHANNELS = 64
@@ -92,9 +92,11 @@ def parse(config: Mapping[str, Any]) -> WideResNetConfig:
     if (
         not isinstance(depths, Sequence)
         or len(depths) != 4
-        or not all(isinstance(depth, int) and depth >= 1 for depth in depths)
+        or not all(isinstance(depth, int) and 1 <= depth <= MOST_LAYERS for depth in depths)
     ):
-        raise SplitError(f"config.json: layers must be four numbers of blocks, got {depths!r}")
+        raise SplitError(
+            f"config.json: layers must be four numbers of blocks, 1 to {MOST_LAYERS}, got {shown(depths)}"
+        )
     image_size = count(config, "image_size", 224)
     return WideResNetConfig(
         blocks=tuple(_blocks(depths, count(config, "width_per_group", 64))),
@@ -126,6 +128,6 @@ def _blocks(depths: Sequence[int], width_per_group: int) -> list[Block]:
 
 def _colours(config: Mapping[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
     values = config.get(key) or default
-    if len(values) != 3 or not all(isinstance(value, int | float) and value > 0 for value in values):
-        raise SplitError(f"config.json: {key} must be three numbers above 0, got {values!r}")
-    return tuple(float(value) for value in values)
+    if not isinstance(values, Sequence) or len(values) != 3:
+        raise SplitError(f"config.json: {key} must be three numbers above 0, got {shown(values)}")
+    return tuple(number({key: value}, key) for value in values)

@@ -32,6 +32,7 @@ class ReplicaStats(msgspec.Struct, frozen=True):
         preemptions: cumulative preemptions on the paths it owns.
         served_s: seconds since it became ready.
         idle_s: seconds of these in which this router had given it nothing (single-pass).
+        resting: whether it is slow beside its like and is given nothing for a while.
     """
 
     replica: str
@@ -48,6 +49,7 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     preemptions: int = 0
     served_s: float = 0.0
     idle_s: float = 0.0
+    resting: bool = False
 
 
 class StageCounters(msgspec.Struct, frozen=True):
@@ -95,6 +97,22 @@ class StageCounters(msgspec.Struct, frozen=True):
     handoff_sum_s: float = 0.0
 
 
+class TenantCounters(msgspec.Struct, frozen=True):
+    """What became of one tenant's requests.
+
+    Attributes:
+        begun: requests whose turn came.
+        work: of these, in tokens (looping) or requests.
+        refused: requests refused for what waits, or for their deadline before their turn.
+        waiting: requests that wait now; those under way too, where they keep their place until the answer.
+    """
+
+    begun: int
+    work: float
+    refused: int
+    waiting: int
+
+
 class RouterStats(msgspec.Struct, frozen=True):
     """Answer of `GET /_/stats`.
 
@@ -112,10 +130,14 @@ class RouterStats(msgspec.Struct, frozen=True):
         moves: sessions moved.
         late_copies: moves that waited for a copy of KV state in vain, and went on by replay.
         overdue_drains: workers that left with something of this router still in hand.
+        set_apart: requests that ran apart from others because a worker had died with them.
+        convicted: requests that were failed because workers died of them.
+        rested: how often a worker that was slow beside its like was given nothing for a while.
         due: requests with an objective (their own deadline, or the pipeline's) that ended.
         in_time: those of `due` that met it; both are 0 where answers are not counted (`KEYSTAGE_METRICS=0`).
         stages: counters per stage.
         replicas: the workers.
+        tenants: counters of those behind API keys.
     """
 
     pipeline: str
@@ -134,3 +156,7 @@ class RouterStats(msgspec.Struct, frozen=True):
     overdue_drains: int = 0
     due: int = 0
     in_time: int = 0
+    tenants: dict[str, TenantCounters] = {}
+    set_apart: int = 0
+    convicted: int = 0
+    rested: int = 0

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from keystage.batching.choice import EAGER, BatchingChoice, Late
+from keystage.batching.stage_policy import PATIENCE_S
 
 MOST_PLANNED_S = 60.0
 """A deadline further away is none to plan by: whoever gives an hour does not want to be held for an hour."""
@@ -84,3 +85,11 @@ class BatchSettings:
         Eager batching plans nothing: what comes first is served first.
         """
         return due_s - arrived_s <= MOST_PLANNED_S and self.batching.policy != "eager"
+
+    def limit_s(self, arrived_s: float, deadline_s: float, due_s: float) -> float:
+        """Seconds from its arrival within which an answer is of use: later ones are refused."""
+        return (min(deadline_s, due_s) if self.late == "refuse" else deadline_s) - arrived_s
+
+    def order_s(self, due_s: float, arrived_s: float) -> float:
+        """Time by which a request has its place before batches are made of those that wait."""
+        return due_s if self.plans_for(due_s, arrived_s) else arrived_s + PATIENCE_S

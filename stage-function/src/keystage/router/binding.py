@@ -23,11 +23,9 @@ from keystage.batching.stage_policy import PATIENCE_S, StagePolicy, StageRequest
 from keystage.router.batch_settings import BatchSettings
 from keystage.router.fleet import Fleet, Worker
 from keystage.router.hands import Batch, Hands
-from keystage.router.service_times import UNKNOWN, ServiceTimes
+from keystage.router.service_times import UNKNOWN, ServiceTimes, differs
 from keystage.router.sessions import Item
-
-CHANGE_RATIO = 0.02
-"""A profile that moved by less is not told to the scheduler: it would compute every candidate anew."""
+from keystage.router.suspects import Suspects
 
 DELAY_RATIO = 0.1
 """The same of delays, which are a high percentile of what is small and varies."""
@@ -64,12 +62,19 @@ class Binding:
         settings: policy and what becomes of late requests.
         times: service times.
         is_full: whether too much waits for a stage for more to be made for it.
+        suspects: items that run apart: in a batch of their own, at a worker with nothing else.
     """
 
     def __init__(
-        self, fleet: Fleet, settings: BatchSettings, times: ServiceTimes, is_full: Callable[[int], bool]
+        self,
+        fleet: Fleet,
+        settings: BatchSettings,
+        times: ServiceTimes,
+        is_full: Callable[[int], bool],
+        suspects: Suspects,
     ) -> None:
         self._fleet = fleet
+        self._suspects = suspects
         self._settings = settings
         self._times = times
         self._is_full = is_full
@@ -145,6 +150,7 @@ class Binding:
             if batch is None:
                 continue
             self._scheduler.finished(self._numbers[batch.address], now_s)
+            self._fleet.workers[batch.address].only = None
             self._is_stale |= not self._offered.get(batch.address)
             if compute_s > 0:
                 elsewhere_s = now_s - batch.sent_s - started_s - compute_s
@@ -157,11 +163,15 @@ class Binding:
         """A worker became ready, drains, or has other credit."""
         self._is_stale = True
 
-    def lost(self, address: str, now_s: float) -> None:
-        """A worker is gone; what it held is the caller's business, what was withheld for it waits again."""
+    def lost(self, address: str, now_s: float) -> int:
+        """A worker is gone; what it held is the caller's business, what was withheld for it waits again.
+
+        Returns:
+            Items that it had in hand, those that were cancelled meanwhile included.
+        """
         self._times.forget(address)
         self._retire(address, now_s)
-        self._hands.lost(address)
+        return self._hands.lost(address)
 
     # ------------------------------------------------------------ decisions
 
@@ -254,6 +264,9 @@ class Binding:
         """Sends what the worker has credit for; one batch has one element type. The rest waits again."""
         worker = self._fleet.workers[address]
         most = min(worker.free_slots, worker.hello.max_batch)
+        is_apart = self._is_apart(requests[0], worker)
+        if is_apart and most:
+            most = int(self._hands.is_empty(address))
         if most < 1:
             self._withheld[address] = stage, requests
             return
@@ -262,6 +275,7 @@ class Binding:
         rest: list[_Waiting] = []
         for request in requests:
             fits = not rest and len(sent) < most and request.item.dtype == dtype
+            fits = fits and (not sent or not self._is_apart(request, worker))
             (sent if fits else rest).append(request)
         items = [request.item for request in sent]
         for item in items:
@@ -271,8 +285,17 @@ class Binding:
         self._hands.give(Batch(address, stage, last, len(items), now_s, keys))
         self._fleet.hold([address], slots=len(items))
         bound.append(Bound(address, stage, last, items))
+        if is_apart:
+            worker.only, self._is_stale = items[0].number, True
         if rest:
             self._enter(stage, rest, now_s)
+
+    def _is_apart(self, request: _Waiting, worker: Worker) -> bool:
+        """Whether an item is not to meet others in its next run at a worker."""
+        found = self._suspects.apart(request.number)
+        if found is None:
+            return False
+        return any(request.model <= k <= last_stage(request.model, worker.hello.stages) for k in found.stages)
 
     def _offer(self, now_s: float) -> None:
         """Tells the scheduler which workers serve which stages now, where that may have changed."""
@@ -303,7 +326,7 @@ class Binding:
 
     def _open_stages(self, worker: Worker) -> frozenset[int]:
         """Stages for which a worker may be given work at all."""
-        if not worker.is_ready or worker.granted_slots < 1:
+        if not worker.takes_new or worker.granted_slots < 1:
             return _NOTHING
         hosted = worker.hello.stages
         return frozenset(k for k in hosted if not self._full[last_stage(k, hosted) + 1])
@@ -347,7 +370,7 @@ class Binding:
             self._delays = delays
             self._scheduler.set_delays(delays, now_s)
         for stage in range(self._fleet.stages):
-            hosts = [(a, w) for a, w in self._fleet.of_stage(stage) if w.is_ready]
+            hosts = [(a, w) for a, w in self._fleet.of_stage(stage) if w.is_ready and not w.is_resting]
             if not hosts:
                 continue
             # A request that some worker takes through several stages has the deadline and the profile of
@@ -358,7 +381,7 @@ class Binding:
             profile = known or LatencyProfile(UNKNOWN.alpha_s, UNKNOWN.beta_s, most)
             self._ends[stage] = end
             self._policies[stage].is_known = known is not None
-            if _differs(profile, self._profiles[stage]):
+            if differs(profile, self._profiles[stage]):
                 self._profiles[stage] = profile
                 self._scheduler.set_profile(stage, profile, now_s)
 
@@ -372,12 +395,3 @@ def last_stage(stage: int, hosted: Iterable[int]) -> int:
     while stage + 1 in mine:
         stage += 1
     return stage
-
-
-def _differs(one: LatencyProfile, other: LatencyProfile) -> bool:
-    if one.most != other.most:
-        return True
-    return any(
-        abs(one.latency_s(b) - other.latency_s(b)) > CHANGE_RATIO * other.latency_s(b)
-        for b in (1, min(one.most, 16))
-    )

@@ -7,6 +7,7 @@ logits become scores here, or leave as they are for a client that accepts safete
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -14,9 +15,12 @@ import msgspec
 import numpy as np
 
 from keystage.bundle.api import Pipeline
+from keystage.bundle.errors import SplitError
 from keystage.bundle.safetensors_file import header_bytes
 from keystage.models import wide_resnet_config
+from keystage.models.config_fields import shown
 from keystage.router import images
+from keystage.router.api_keys import caller_of
 from keystage.router.engine import Engine, Failure
 from keystage.router.face_http import (
     Receive,
@@ -31,6 +35,7 @@ from keystage.router.face_http import (
 from keystage.router.openai_errors import FieldRefused
 
 DEFAULT_TOP_K = 5
+MOST_CLASSES = 1_000_000
 SAFETENSORS = "application/x-safetensors"
 
 
@@ -50,6 +55,11 @@ class Classifying:
         self._name = pipeline.name
         self._config = wide_resnet_config.parse(pipeline.config)
         labels = pipeline.config.get("id2label") or {}
+        if not isinstance(labels, Mapping) or self._config.classes > MOST_CLASSES:
+            raise SplitError(
+                f"config.json: id2label must be an object and num_classes at most {MOST_CLASSES}, "
+                f"got {shown(labels)} and {self._config.classes}"
+            )
         self._labels = [str(labels.get(str(index), index)) for index in range(self._config.classes)]
 
     async def call(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,13 +70,13 @@ class Classifying:
         """
         top_k = self._top_k(scope)
         body = await read_body(scope, receive, self._engine.limits.max_body_bytes)
-        limit_s = deadline_s(scope)
+        limit_s, caller = deadline_s(scope), caller_of(scope)
         with watched(receive):
             if images.is_file(body):
                 picture = await asyncio.to_thread(images.read, body, self._config)
             else:
                 picture = images.read(body, self._config)
-            logits = await self._engine.run(picture.data, limit_s, picture.dtype, picture.shape)
+            logits = await self._engine.run(picture.data, limit_s, picture.dtype, picture.shape, caller)
         if len(logits) != 4 * self._config.classes:
             raise Failure(f"an answer of {len(logits)} bytes for {self._config.classes} classes")
         if SAFETENSORS.encode() in (header(scope, b"accept") or b""):

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol, assert_never
 
 from keystage.router.batch_settings import BatchSettings
-from keystage.router.engine import Generation, InvalidRequest, Refusal
+from keystage.router.engine import Enough, Generation, InvalidRequest, Refusal
 from keystage.router.looping import LoopingCore
 from keystage.router.served import Pace, Served
 from keystage.router.sessions import Answer, Deliver, Outcome, Refuse
@@ -115,6 +115,8 @@ class Clients:
                 if pace.came(len(tokens), time.monotonic()):
                     self._first_token(pace, trail)
                 yield tokens
+            is_unanswered = False
+        except Enough:  # a stop string: that is an answer
             is_unanswered = False
         except BaseException as error:
             why = error

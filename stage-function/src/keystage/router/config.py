@@ -8,14 +8,18 @@ import os
 from pathlib import Path
 
 import msgspec
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from keystage.batching.choice import parse_batching, parse_late
 from keystage.bundle.api import Pipeline
 from keystage.bundle.errors import BundleError
 from keystage.router.admission import AdmissionBounds
+from keystage.router.api_keys import ApiKeys, keys_path
 from keystage.router.batch_settings import BatchSettings
+from keystage.router.idempotency import KeyBounds
+from keystage.wire.redis_address import check_redis
+from keystage.wire.unreadable import UNREADABLE
 
 MOST_SPUS = 1_000_000
 DEFAULT_TTFT_S = 2.0
@@ -36,7 +40,8 @@ class RouterConfig(BaseSettings):
         queue_items: requests that may wait.
         queue_bytes: bytes of their inputs.
         deadline_s: for requests that bring none.
-        max_losses: workers a request may lose.
+        max_losses: workers a request may lose without getting any further.
+        slow_factor: so many times slower than others of its stage a worker rests for a while, 0: never.
         max_body_bytes: largest request body.
         waves: waves in flight per path, 0 derives it from the path's devices.
         batching: when batches of a single-pass pipeline start: `eager`, `timeout:MS`, `deferred`,
@@ -45,6 +50,17 @@ class RouterConfig(BaseSettings):
         spus: shares of a device of a stream program's modules, `NAME=UNITS,...`; docs/streams.md.
         slo: the pipeline's objective as JSON; `deadline_s` of it is the deadline that batches are planned by,
             all of it is what answers are counted by.
+        idempotency_s: that an answer to a request with a key is kept, after it was last asked for.
+        idempotency_bytes: of such answers in memory.
+        idempotency_entries: requests with a key that are known at once.
+        idempotency_grace_s: that such a request goes on without a client.
+        redis: address of the Redis that keeps them beyond this process; None: they are kept in memory.
+        journal_wait_s: for one answer of that Redis, then serving goes on without it.
+        journal_lease_s: after which others take a silent router's requests over.
+        installation: what differs there shares no key in Redis.
+        api_keys: file of API keys, or `secret:NAME` for a secret of the function; empty: nobody needs a key.
+        secrets: folder where the function's secrets are mounted (`secret_mount_path`).
+        most_connections: connections of clients at once, 0: what the limit of descriptors allows.
         metrics: answers are counted by how long they took; off: only what the controller needs is counted.
         lifeline_fd: see `wire.endpoints`.
     """
@@ -62,14 +78,33 @@ class RouterConfig(BaseSettings):
     queue_bytes: int = Field(default=256 * 1024 * 1024, ge=1)
     deadline_s: float = Field(default=600.0, gt=0)
     max_losses: int = Field(default=3, ge=0)
+    slow_factor: float = Field(default=3.0, ge=0, allow_inf_nan=False)
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     waves: int = Field(default=0, ge=0, le=1024)
     batching: str = "eager"
     late: str = "demote"
     slo: str = ""
     spus: str = ""
+    idempotency_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    idempotency_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
+    idempotency_entries: int = Field(default=65_536, ge=1)
+    idempotency_grace_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    redis: SecretStr | None = None
+    journal_wait_s: float = Field(default=0.25, gt=0, allow_inf_nan=False)
+    journal_lease_s: float = Field(default=3.0, ge=0.1, allow_inf_nan=False)
+    installation: str = ""
+    api_keys: str = ""
+    secrets: str = Field(default="/var/openfaas/secrets", validation_alias="secret_mount_path")
+    most_connections: int = Field(default=0, ge=0)
     metrics: bool = True
     lifeline_fd: int | None = None
+
+    @field_validator("redis")
+    @classmethod
+    def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            check_redis(value.get_secret_value())
+        return value
 
     @field_validator("batching")
     @classmethod
@@ -115,6 +150,12 @@ class RouterConfig(BaseSettings):
             raise BundleError(f"program {pipeline.name}: {error}") from error
         return found
 
+    def key_bounds(self) -> KeyBounds:
+        """What is kept of requests with a key."""
+        return KeyBounds(
+            self.idempotency_entries, self.idempotency_bytes, self.idempotency_s, self.idempotency_grace_s
+        )
+
     def batch_settings(self) -> BatchSettings:
         """How batches are made."""
         objective_s = _deadline_s(self.slo)
@@ -122,9 +163,23 @@ class RouterConfig(BaseSettings):
             parse_batching(self.batching), parse_late(self.late), objective_s, _spus(self.spus)
         )
 
-    def bounds(self) -> AdmissionBounds:
-        """The admission bounds."""
-        return AdmissionBounds(self.queue_items, self.queue_bytes, self.deadline_s, self.max_losses)
+    def bounds(self, keys: ApiKeys | None = None) -> AdmissionBounds:
+        """The admission bounds; tenants have the weights that their keys give."""
+        found = AdmissionBounds(self.queue_items, self.queue_bytes, self.deadline_s, self.max_losses)
+        return found if keys is None else dataclasses.replace(found, weight_of=keys.weight_of)
+
+    def keys(self) -> ApiKeys | None:
+        """The API keys, read; None: nobody needs one.
+
+        Raises:
+            KeysError: the file cannot be used.
+        """
+        path = keys_path(self.api_keys, self.secrets)
+        if path is None:
+            return None
+        found = ApiKeys(path)
+        found.load()
+        return found
 
 
 def _spus(text: str) -> tuple[tuple[str, int], ...]:
@@ -166,7 +221,7 @@ def _of_tokens(slo: str) -> tuple[float | None, float | None]:
 def _bound_s(given: msgspec.Raw) -> float | None:
     try:
         bound_s = msgspec.json.decode(given, type=float | None)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
     return bound_s if bound_s is not None and 0 < bound_s < math.inf else None
 
@@ -181,7 +236,7 @@ def _deadline_s(slo: str) -> float | None:
         return None
     try:
         given_s = msgspec.json.decode(slo, type=_Objective).deadline_s
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         wanted = 'a JSON object such as {"deadline_s": 0.2}'
         raise ValueError(f"it must be {wanted}, not {slo[:100]!r}: {error}") from error
     if given_s is not None and not 0 < given_s < math.inf:

@@ -17,6 +17,7 @@ import numpy as np
 
 from keystage.bundle.api import Pipeline
 from keystage.router import fields
+from keystage.router.api_keys import caller_of
 from keystage.router.engine import Engine, Failure, InvalidRequest
 from keystage.router.face_http import Receive, Scope, Send, deadline_s, read_body, send_whole, watched
 from keystage.router.items import run_ids, together, token_ids
@@ -65,10 +66,10 @@ class Embeddings:
                 f"dimensions is served only as {pipeline.hidden_size}, the model's own, not {wanted}",
                 param="dimensions",
             )
-        limit_s = deadline_s(scope)
+        limit_s, caller = deadline_s(scope), caller_of(scope)
         with watched(receive):
             items = await token_ids(self._text, pipeline, values["input"], "input")
-            vectors = await together(lambda ids: run_ids(self._engine, ids, limit_s), items)
+            vectors = await together(lambda ids: run_ids(self._engine, ids, limit_s, caller), items)
         answer = (vectors, sum(map(len, items)), values.get("encoding_format") == "base64")
         if len(vectors) * pipeline.hidden_size > THREAD_NUMBERS:
             await send_whole(send, await asyncio.to_thread(self._rendered, *answer))

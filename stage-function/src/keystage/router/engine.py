@@ -6,8 +6,9 @@ queues, binds, moves and retries. They meet here and nowhere else, so each is te
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 
@@ -44,6 +45,13 @@ class QueueFull(Refusal):
     code = "queue_full"
 
 
+class DeadlineUnreachable(Refusal):
+    """The request would not be answered by its deadline; comes at once, with `retry_after_s`."""
+
+    status = 429
+    code = "deadline_unreachable"
+
+
 class TooLate(Refusal):
     """The request's own deadline passed, also where no worker came in that time."""
 
@@ -67,6 +75,10 @@ class ProgramRefusal(Failure):
         self.code = InvalidRequest.code if self.status < 500 else Failure.code
 
 
+class Enough(Exception):
+    """Thrown into the tokens of a request by who has all of the answer that it wants (a stop string)."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
     """What the pipeline admits.
@@ -82,6 +94,23 @@ class Limits:
     context_length: int
     vocab_size: int
     max_body_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Attributes:
+        tenant: whose share of the pipeline a request counts on, empty for those without an API key.
+        priority: the higher ones go first; 0 is ordinary.
+    """
+
+    tenant: str = ""
+    priority: int = 0
+
+
+NOBODY = Caller()
+"""Who asks where nobody has to say."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,6 +151,12 @@ class Generation:
         return 4 * (len(self.prompt) + len(self.resumed)) + len(self.input)
 
 
+async def enough(tokens: AsyncGenerator[list[int], None]) -> None:
+    """Ends a session whose client has all that it wants; see `Engine.generate`."""
+    with contextlib.suppress(Enough, StopAsyncIteration):
+        await tokens.athrow(Enough())
+
+
 class Engine(Protocol):
     """What the face needs of the core."""
 
@@ -133,7 +168,8 @@ class Engine(Protocol):
         """Yields new token ids in order, several at once where several are there.
 
         The end token, if one is produced, is yielded too and is the last. Closing the iterator
-        (`aclose`) cancels the session at every stage.
+        (`aclose`) cancels the session at every stage; throwing `Enough` into it (`enough`) ends it there
+        too, and counts as an answer.
 
         Raises:
             Refusal: on first iteration when not admitted, later when it fails or is too late.
@@ -145,6 +181,7 @@ class Engine(Protocol):
         deadline_s: float | None = None,
         dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
+        caller: Caller = NOBODY,
     ) -> bytes:
         """Sends one item through a single-pass pipeline and returns the last stage's bytes.
 
@@ -153,13 +190,14 @@ class Engine(Protocol):
             deadline_s: seconds from now within which it must be answered, None for the default.
             dtype: element type of the payload.
             shape: its shape, None: bytes in a row.
+            caller: who asks.
 
         Raises:
             Refusal: as for `generate`.
         """
 
     async def call(
-        self, body: bytes, content_type: str, deadline_s: float | None = None
+        self, body: bytes, content_type: str, deadline_s: float | None = None, caller: Caller = NOBODY
     ) -> tuple[bytes, str]:
         """Sends a request through a stream program; returns the answer and its content type.
 
@@ -167,6 +205,7 @@ class Engine(Protocol):
             body: the request's body.
             content_type: of the body, empty where the client said none.
             deadline_s: as for `run`.
+            caller: who asks.
 
         Raises:
             Refusal: as for `generate`.

@@ -1,8 +1,8 @@
 """The router's HTTP face: a bare ASGI application over the engine.
 
 uvicorn speaks HTTP; this module routes, `router.openai` reads bodies, `router.engine` generates,
-`router.text_output` makes text and `router.openai_render` writes it. No framework stands on this
-path, and no task is made per token.
+`router.face_text` answers; `router.idempotency_http` makes an answer once where a request has a key. No
+framework stands on this path, and no task is made per token.
 
 Every refusal is answered with its status and OpenAI's error object; in a stream that has begun,
 with an error event. A client that goes away closes the engine's iterator at once.
@@ -10,10 +10,9 @@ with an error event. A client that goes away closes the engine's iterator at onc
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
 
 import msgspec
 from prometheus_client import REGISTRY
@@ -21,10 +20,11 @@ from prometheus_client.exposition import choose_encoder
 
 from keystage.bundle.api import Pipeline
 from keystage.router.api import STATS_PATH
+from keystage.router.api_keys import ApiKeys, caller_of, on_behalf_of
 from keystage.router.classes import Classifying
 from keystage.router.embeddings import PATH as EMBEDDINGS
 from keystage.router.embeddings import Embeddings
-from keystage.router.engine import Engine, Failure, InvalidRequest, Refusal
+from keystage.router.engine import Engine, InvalidRequest, Refusal
 from keystage.router.face_http import (
     BYTES,
     JSON,
@@ -37,26 +37,24 @@ from keystage.router.face_http import (
     read_body,
     send_refusal,
     send_whole,
-    start_events,
     watched,
 )
+from keystage.router.face_text import TextAnswers
+from keystage.router.idempotency import KeyBounds
+from keystage.router.idempotency_http import Once
+from keystage.router.idempotency_runs import KeyedRequests
 from keystage.router.masks import MaskFilling
 from keystage.router.openai import Call, CallReader, Dialect
-from keystage.router.openai_errors import MethodNotAllowed, UnknownModel, UnknownPath, error_body
-from keystage.router.openai_render import Events, event, whole
+from keystage.router.openai_errors import MethodNotAllowed, UnknownModel, UnknownPath
 from keystage.router.openapi import PATH as OPENAPI_PATH
 from keystage.router.openapi import document
 from keystage.router.tasks import Task, task_of
 from keystage.router.text import TextCodec
-from keystage.router.text_output import FinishReason, TextOutput
 from keystage.router.traces import traced
 from keystage.router.transcriptions import PATH as TRANSCRIPTIONS
 from keystage.router.transcriptions import Transcriptions
 from keystage.router.transcriptions_model import speech_model
 from keystage.wire.tracing import Tracer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -74,6 +72,8 @@ class Face:
         ready: whether requests can be served now (`/_/ready`).
         healthy: whether the process is well (`/_/health`).
         tracer: sends the spans of requests, None: they are not traced.
+        keyed: requests with an `Idempotency-Key`, None: kept in memory within the default bounds.
+        keys: API keys, None: nobody needs one.
     """
 
     def __init__(
@@ -85,9 +85,12 @@ class Face:
         ready: Callable[[], bool],
         healthy: Callable[[], bool],
         tracer: Tracer | None = None,
+        keyed: KeyedRequests | None = None,
+        keys: ApiKeys | None = None,
     ) -> None:
         self._engine = engine
         self._tracer = tracer
+        self._keys = keys
         self._pipeline = pipeline
         self._text = text
         self._stats = stats
@@ -95,19 +98,22 @@ class Face:
         self._healthy = healthy
         self._limits = engine.limits
         self._calls = CallReader(pipeline, self._limits, text)
+        keyed = keyed or KeyedRequests(KeyBounds())
+        self._answers = TextAnswers(engine, text, pipeline.name, keyed)
+        once = Once(keyed, self._limits.max_body_bytes)
         speech = speech_model(pipeline, text)
         self._takes_sound = speech is not None
         self._transcriptions = Transcriptions(engine, speech, text, pipeline.name)
         self._embeddings = Embeddings(engine, pipeline, text)
-        self._plain = self._plain_call()
+        self._plain = self._plain_call(once)
         self._openapi = msgspec.json.encode(document(pipeline, self._limits))
         self._created_at_s = int(time.time())
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"POST": self._plain},
             "/v1/completions": {"POST": self._complete},
             "/v1/chat/completions": {"POST": self._chat},
-            EMBEDDINGS: {"POST": self._embeddings.serve},
-            TRANSCRIPTIONS: {"POST": self._transcriptions.serve},
+            EMBEDDINGS: {"POST": once(self._embeddings.serve)},
+            TRANSCRIPTIONS: {"POST": once(self._transcriptions.serve)},
             _MODELS: _get(self._list_models),
             "/_/health": _get(self._show_health),
             "/_/ready": _get(self._show_ready),
@@ -127,6 +133,8 @@ class Face:
         if scope["type"] != "http":
             raise NotImplementedError(f"ASGI scope {scope['type']!r} is not served")
         try:
+            if self._keys is not None:
+                self._keys.admit(scope)
             handler = self._route(scope)
             if self._tracer is not None and scope["method"] == "POST":
                 await traced(self._tracer, handler, scope, receive, send)
@@ -152,23 +160,23 @@ class Face:
 
     # ------------------------------------------------------------ generation
 
-    def _plain_call(self) -> Handler:
+    def _plain_call(self, once: Once) -> Handler:
         """What `POST /` does in this pipeline."""
         if self._takes_sound:
-            return self._transcriptions.call
+            return once(self._transcriptions.call)
         match task_of(self._pipeline):
             case None:
                 return self._generate_plain
             case Task.EMBED:
-                return self._embeddings.serve
+                return once(self._embeddings.serve)
             case Task.FILL_MASK:
-                return MaskFilling(self._engine, self._pipeline, self._text).call
+                return once(MaskFilling(self._engine, self._pipeline, self._text).call)
             case Task.CLASSIFY:
-                return Classifying(self._engine, self._pipeline).call
+                return once(Classifying(self._engine, self._pipeline).call)
             case Task.BYTES:
-                return self._pass_bytes
+                return once(self._pass_bytes)
             case Task.PROGRAM:
-                return self._call_program
+                return once(self._call_program)
 
     async def _generate_plain(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._generate(Dialect.PLAIN, scope, receive, send)
@@ -177,7 +185,7 @@ class Face:
         body = await read_body(scope, receive, self._limits.max_body_bytes)
         deadline = deadline_s(scope)
         with watched(receive):
-            answer = await self._engine.run(body, deadline)
+            answer = await self._engine.run(body, deadline, caller=caller_of(scope))
         await send_whole(send, answer, BYTES)
 
     async def _call_program(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,7 +193,7 @@ class Face:
         deadline = deadline_s(scope)
         content_type = (header(scope, b"content-type") or b"").decode("latin-1")
         with watched(receive):
-            answer, made_type = await self._engine.call(body, content_type, deadline)
+            answer, made_type = await self._engine.call(body, content_type, deadline, caller_of(scope))
         await send_whole(send, answer, _safe(made_type))
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,66 +211,11 @@ class Face:
             raise InvalidRequest(f"pipeline {self._pipeline.name!r} takes sound: POST {TRANSCRIPTIONS}")
         body = await read_body(scope, receive, self._limits.max_body_bytes)
         call = await self._calls.read(dialect, body, deadline_s(scope))
-        output = TextOutput(self._text.decoder(call.generation.prompt), call.stops, call.generation.eos)
-        if call.stream:
-            await self._stream(call, output, receive, send)
-            return
-        with watched(receive):
-            answer = await self._collect(call, output)
-        await send_whole(send, answer)
+        await self._answers.serve(self._on_behalf_of(scope, call), body, scope, receive, send)
 
-    async def _collect(self, call: Call, output: TextOutput) -> bytes:
-        parts, ids = [], []
-        async with aclosing(self._tokens(call)) as tokens:
-            async for new in tokens:
-                parts.append(output.push(new))
-                ids.extend(new)
-                if output.is_cut:
-                    break
-        tail, reason = output.finish()
-        parts.append(tail)
-        return whole(call, self._pipeline.name, "".join(parts), ids[: output.tokens], reason)
-
-    async def _stream(self, call: Call, output: TextOutput, receive: Receive, send: Send) -> None:
-        """Streams the answer. Status and refusals are decided by the first tokens."""
-        events = Events(call, self._pipeline.name)
-        pending = events.opening()
-        started = False
-        most = call.generation.max_tokens
-        try:
-            with watched(receive):
-                async with aclosing(self._tokens(call)) as tokens:
-                    async for ids in tokens:
-                        if not started:
-                            await start_events(send)
-                            started = True
-                        seen = output.tokens
-                        text = output.push(ids)
-                        pending += events.chunk(text, ids[: output.tokens - seen])
-                        if output.is_cut:
-                            break
-                        # The last chunk waits for the engine's end, which is there already.
-                        if pending and output.reason is None and output.tokens < most:
-                            await send({"type": "http.response.body", "body": pending, "more_body": True})
-                            pending = b""
-        except Refusal as refusal:
-            if not started:
-                raise
-            await send({"type": "http.response.body", "body": pending + event(error_body(refusal))})
-            return
-        except Exception:  # a bug: the client is told, the server logs it
-            if started:
-                failure = Failure("the router failed on this request")
-                await send({"type": "http.response.body", "body": pending + event(error_body(failure))})
-            raise
-        if not started:
-            raise Failure("the pipeline ended the request without a token")
-        pending += events.closing(*_ending(output))
-        await send({"type": "http.response.body", "body": pending})
-
-    def _tokens(self, call: Call) -> AsyncGenerator[list[int], None]:
-        # The port promises `aclose`; its type says AsyncIterator so that engines may be classes.
-        return cast("AsyncGenerator[list[int], None]", self._engine.generate(call.generation))
+    def _on_behalf_of(self, scope: Scope, call: Call) -> Call:
+        """The call with what is known of its client: `Generation.tenant` and `Generation.priority`."""
+        return dataclasses.replace(call, generation=on_behalf_of(scope, call.generation))
 
     # ------------------------------------------------------------ what it is and how it is
 
@@ -303,11 +256,6 @@ class Face:
 
 def _get(handler: Handler) -> dict[str, Handler]:
     return {"GET": handler, "HEAD": handler}
-
-
-def _ending(output: TextOutput) -> tuple[str, int, FinishReason]:
-    text, reason = output.finish()
-    return text, output.tokens, reason
 
 
 async def _send_state(send: Send, holds: bool, word: str) -> None:

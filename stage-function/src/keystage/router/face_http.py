@@ -25,6 +25,9 @@ EVENTS = b"text/event-stream; charset=utf-8"
 DEADLINE_HEADER = b"x-keystage-deadline-s"
 """Seconds from now within which the answer must be complete."""
 
+TENANT = "keystage.tenant"
+"""Where the scope of a request has the name behind its API key."""
+
 
 class ClientGone(Exception):
     """The client closed its connection; nobody waits for the answer."""
@@ -36,6 +39,11 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if key == name:
             return bytes(value)
     return None
+
+
+def tenant_of(scope: Scope) -> str:
+    """Name behind the API key of a request, empty without one; whoever checked the key has noted it."""
+    return str(scope.get(TENANT, ""))
 
 
 def deadline_s(scope: Scope) -> float | None:

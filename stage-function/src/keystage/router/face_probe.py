@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from keystage.router.engine import Generation, Limits, Refusal
+from keystage.router.engine import NOBODY, Caller, Enough, Generation, Limits, Refusal
 
 _MIX = 0x9E3779B97F4A7C15
 _WORD = 2**64
@@ -71,7 +71,7 @@ class HashEngine:
         """See `Engine`."""
         ids = self._tokens(request)
         with self._session():
-            for start in range(0, len(ids), self._together):
+            for start in range(len(request.resumed), len(ids), self._together):
                 await asyncio.sleep(self._delay_s)
                 if (refusal := self._refuse(start)) is not None:
                     raise refusal
@@ -84,6 +84,7 @@ class HashEngine:
         deadline_s: float | None = None,
         dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
+        caller: Caller = NOBODY,
     ) -> bytes:
         """See `Engine`; the output is the input reversed."""
         with self._session():
@@ -108,7 +109,7 @@ class HashEngine:
         self.begun += 1
         try:
             yield
-        except (GeneratorExit, asyncio.CancelledError):
+        except (GeneratorExit, asyncio.CancelledError, Enough):
             self.closed_early += 1
             raise
         finally:

@@ -7,7 +7,7 @@ is absolute: `held` never exceeds what the worker granted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from keystage.router.api import ReplicaStats
 from keystage.wire.api import Credit, Heartbeat, Hello
@@ -18,6 +18,9 @@ DEAD_AFTER_S = 5.0
 
 NEAR_SLOTS = 1
 """Workers whose free slots differ by this count as equally free when a path is chosen."""
+
+
+_NONE_FIXED: Mapping[int, str] = {}
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +40,8 @@ class Worker:
         beat: last heartbeat.
         idle_s: seconds it had nothing of this router in hand, until `idle_from_s`.
         idle_from_s: since when it has nothing, None while it has something or is not ready yet.
+        only: request that it is kept free for (`suspects`), None: anybody's.
+        is_resting: it is slow beside its like, and is given nothing for a while (`ejection`).
     """
 
     hello: Hello
@@ -51,6 +56,8 @@ class Worker:
     beat: Heartbeat | None = None
     idle_s: float = 0.0
     idle_from_s: float | None = None
+    only: int | None = None
+    is_resting: bool = False
 
     def works(self, now_s: float) -> None:
         """It was given something."""
@@ -64,9 +71,19 @@ class Worker:
             self.idle_from_s = now_s
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether it only ends what it has begun."""
+        return self.is_draining or self.is_resting
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether it may be given work at all."""
+        return self.is_ready and self.only is None and not self.is_resting
+
+    @property
     def free_slots(self) -> int:
-        """Slots that may be given out now."""
-        return self.granted_slots - self.held_slots if self.is_ready else 0
+        """Slots that may be given out now, to anybody."""
+        return self.granted_slots - self.held_slots if self.takes_new else 0
 
     @property
     def state(self) -> str:
@@ -75,9 +92,13 @@ class Worker:
 
     def admits(self, kv_tokens: int, most_kv: int = 0) -> bool:
         """Whether there is credit for one more session of that size, and it never outgrows the worker."""
-        if most_kv > self.hello.kv_tokens:
+        return self.takes_new and self.has_room(kv_tokens, most_kv)
+
+    def has_room(self, kv_tokens: int, most_kv: int = 0) -> bool:
+        """The same, whoever it is kept for."""
+        if most_kv > self.hello.kv_tokens or not self.is_ready:
             return False
-        return self.free_slots > 0 and self.granted_kv - self.held_kv >= kv_tokens
+        return self.granted_slots > self.held_slots and self.granted_kv - self.held_kv >= kv_tokens
 
 
 def replica_stats(worker: Worker, now_s: float) -> ReplicaStats:
@@ -100,6 +121,7 @@ def replica_stats(worker: Worker, now_s: float) -> ReplicaStats:
         preemptions=beat.preemptions if beat else 0,
         served_s=now_s - worker.ready_s if has_served else 0.0,
         idle_s=worker.idle_s + resting_s,
+        resting=worker.is_resting,
     )
 
 
@@ -179,7 +201,11 @@ class Fleet:
         return sum(worker.is_ready for _, worker in self.of_stage(stage))
 
     def choose_path(
-        self, kv_tokens: int, known: Iterable[tuple[str, ...]] = (), most_kv: int = 0
+        self,
+        kv_tokens: int,
+        known: Iterable[tuple[str, ...]] = (),
+        most_kv: int = 0,
+        fixed: Mapping[int, str] = _NONE_FIXED,
     ) -> tuple[str, ...] | None:
         """One worker per stage, each with credit for one more session; None when a stage has none.
 
@@ -191,10 +217,15 @@ class Fleet:
             kv_tokens: KV positions the session takes credit for.
             known: paths that exist.
             most_kv: KV positions it can ever need; it is bound to workers that have so many in all.
+            fixed: workers that were chosen already, by stage.
         """
         path: list[str] = []
         prefixes = list(known)
         for stage in range(self.stages):
+            if stage in fixed:
+                path.append(fixed[stage])
+                prefixes = [addresses for addresses in prefixes if addresses[stage] == path[-1]]
+                continue
             admitting = [(a, w) for a, w in self.of_stage(stage) if w.admits(kv_tokens, most_kv)]
             if not admitting:
                 return None

@@ -66,11 +66,14 @@ class Hands:
             self._fleet.workers[batch.address].rests(now_s)
         return batch
 
-    def lost(self, address: str) -> None:
-        """The worker is gone, with all it had."""
+    def lost(self, address: str) -> int:
+        """The worker is gone, with all it had; returns how many items."""
+        had = 0
         for batch in self._of.pop(address, ()):
+            had += len(batch.left)
             for key in batch.left:
                 del self._by_key[key]
+        return had
 
     def is_empty(self, address: str) -> bool:
         """Whether a worker has nothing."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ TYPES = ("image/png", "image/jpeg", "application/x-npy", "application/x-safetens
 MOST_PIXELS = 32 * 1024 * 1024
 """Of a file: 96 MiB once decoded. A small file can claim a picture that no machine holds."""
 _PNG, _JPEG, _NPY = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\x93NUMPY"
+_SAYABLE = 1 << 63
+"""Python refuses to write numbers of more than 4,300 digits, which a shape's product may have."""
 _DTYPES = {"U8": "uint8", "F32": "float32"}
 
 
@@ -123,7 +126,7 @@ def _npy(body: bytes) -> Picture:
         if reader is None:
             raise Malformed(f"an npy body of version {version}: 1.0 and 2.0 are taken")
         shape, is_fortran, dtype = reader(stream)
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise Malformed(f"an npy body of {len(body)} bytes that cannot be read: {error}") from error
     if is_fortran or dtype not in (np.dtype("u1"), np.dtype("<f4")):
         order = "Fortran" if is_fortran else "C"
@@ -146,6 +149,8 @@ def _safetensors(body: bytes) -> Picture:
 
 def _picture(dtype: str, shape: tuple[int, ...], data: bytes) -> Picture:
     expected = math.prod(shape) * np.dtype(dtype).itemsize
+    if not -_SAYABLE < expected < _SAYABLE:
+        raise Malformed(f"an array {dtype} of a shape of more than {_SAYABLE} bytes")
     if len(data) != expected:
         raise Malformed(f"an array {dtype} {list(shape)} has {expected} bytes, not {len(data)}")
     return Picture(dtype, tuple(shape), data)

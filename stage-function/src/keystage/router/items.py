@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from keystage.bundle.api import Pipeline
-from keystage.router.engine import Engine
+from keystage.router.engine import Caller, Engine
 from keystage.router.openai import THREAD_CHARACTERS
 from keystage.router.openai_errors import ContextExceeded, FieldRefused
 from keystage.router.text import TextCodec
@@ -65,10 +65,10 @@ def _check(ids: Sequence[int], pipeline: Pipeline, path: str, param: str) -> Non
         )
 
 
-async def run_ids(engine: Engine, ids: Sequence[int], deadline_s: float | None) -> bytes:
+async def run_ids(engine: Engine, ids: Sequence[int], deadline_s: float | None, caller: Caller) -> bytes:
     """Sends token ids as one item; see `Engine.run`."""
     payload = np.asarray(ids, dtype="<i8").tobytes()
-    return await engine.run(payload, deadline_s, "int64", (len(ids),))
+    return await engine.run(payload, deadline_s, "int64", (len(ids),), caller)
 
 
 async def together(run: Callable[[T], Awaitable[bytes]], items: Sequence[T]) -> list[bytes]:

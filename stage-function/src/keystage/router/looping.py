@@ -6,17 +6,20 @@ out of `take`. Sessions are bound first come, first served, once every stage has
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from keystage.models.blocks import BLOCK_TOKENS
-from keystage.router.admission import AdmissionBounds, Gate
+from keystage.router.admission import AdmissionBounds, Gate, short_of_time, why_unfit
 from keystage.router.counters import StageMeter
-from keystage.router.engine import Failure, Generation, InvalidRequest, Refusal, TooLate
+from keystage.router.engine import Failure, Generation, Refusal, TooLate
+from keystage.router.entrance import Entrance
 from keystage.router.fleet import Fleet
 from keystage.router.handings import Handings
+from keystage.router.looping_sends import LoopingSends
 from keystage.router.paths import Bound, Path, PathBook, plan_moves
+from keystage.router.quarantine import AHEAD_TOKENS, Quarantine
 from keystage.router.sessions import Deliver, Outcome, Refuse, Session, SessionState, advance
+from keystage.router.suspects import UNTOLD, Ending, Suspects
 from keystage.router.trails import Trail, packed
 from keystage.wire import api
 
@@ -36,6 +39,7 @@ class LoopingCore:
     def __init__(self, fleet: Fleet, bounds: AdmissionBounds, first_number: int, waves_of: WavesOf) -> None:
         self.fleet = fleet
         self.gate = Gate(bounds)
+        self.entrance = Entrance(self.gate, "tokens")
         self.meters = [StageMeter(stage) for stage in range(fleet.stages)]
         self.requests = 0
         self.completed = 0
@@ -46,19 +50,16 @@ class LoopingCore:
         self._waves_of = waves_of
         self._paths = PathBook(first_number)
         self._sessions: dict[int, Session] = {}
-        self._queue: deque[Session] = deque()
-        self._sends: list[tuple[str, api.Message]] = []
+        self._out = LoopingSends(fleet)
         self._outcomes: list[Outcome] = []
-        self._releases: dict[str, tuple[list[int], list[int]]] = {}
-        self._moved: dict[str, list[api.SessionSpec]] = {}
         self._handings = Handings(fleet)
+        self.suspects = Suspects(bounds.max_losses)
+        self._quarantine = Quarantine(fleet, self.suspects)
 
     def take(self) -> tuple[list[tuple[str, api.Message]], list[Outcome]]:
         """What is to be sent, in order, and what clients are to be told; forgets both."""
-        self._send_releases()
-        taken = self._sends, self._outcomes
-        self._sends, self._outcomes = [], []
-        return taken
+        outcomes, self._outcomes = self._outcomes, []
+        return self._out.take(), outcomes
 
     # ------------------------------------------------------------ clients
 
@@ -69,16 +70,21 @@ class LoopingCore:
             Refusal: the queue is full, or no worker could ever hold the session.
         """
         need = len(request.prompt) + request.max_tokens
-        self._check_fits(need)
-        self.gate.enter(request.nbytes)
+        if (unfit := why_unfit(self.fleet, need)) is not None:
+            raise unfit
         bounds = self.gate.bounds
         deadline_s = request.deadline_s if request.deadline_s is not None else bounds.default_deadline_s
         tokens = [*request.prompt, *request.resumed]
         session = Session(self._next, request, tokens, now_s, now_s + deadline_s, trail=trail)
+        if request.resumed:  # another router admitted it
+            self.entrance.again(session.waiter, request.nbytes)
+        else:
+            wanted = session.waiter, request.nbytes, session.left_tokens, deadline_s, now_s
+            while gone := self.entrance.enter(*wanted):
+                self._refuse(self._sessions[gone[0]], gone[1], now_s)
         self._next += 1
         self.requests += 1
         self._sessions[session.number] = session
-        self._queue.append(session)
         self.meters[0].arrived(now_s)
         self._bind(now_s)
         return session.number
@@ -94,12 +100,16 @@ class LoopingCore:
 
     def worker_ready(self, address: str, now_s: float) -> None:
         """A replica is ready: it takes its share of running sessions, then queued ones."""
+        self.entrance.adapt(self.fleet)
+        if self._quarantine.waiting:
+            self._bind(now_s)
         for stage in self.fleet.workers[address].hello.stages:
             self._even_out(stage, now_s)
         self._bind(now_s)
 
     def credit_changed(self, now_s: float) -> None:
         """A grant grew."""
+        self.entrance.adapt(self.fleet)
         self._bind(now_s)
 
     def worker_draining(self, address: str, now_s: float) -> None:
@@ -110,7 +120,7 @@ class LoopingCore:
             self._even_out(stage, now_s)
         self._bind(now_s)
 
-    def worker_lost(self, address: str, now_s: float) -> None:
+    def worker_lost(self, address: str, now_s: float, ending: Ending = UNTOLD) -> None:
         """A worker died (and is out of the fleet): its sessions are rebuilt by replay."""
         unplaced = set()
         for session, handing in self._handings.to(address):
@@ -120,21 +130,16 @@ class LoopingCore:
         lost = [s for s in self._sessions.values() if s.path in gone]
         for living in self.fleet.workers:
             paths = [path.number for path in gone.values() if living in path.addresses]
-            self._sends.append((living, api.Unroute(paths, [address])))
-        for session in lost:
-            session.losses += 1
+            self._out.add(living, api.Unroute(paths, [address]))
+        points = {s.number: float(len(s.tokens) + AHEAD_TOKENS) for s in lost}
+        stages = {k for path in gone.values() for k, a in enumerate(path.addresses) if a == address}
+        convicted = self.suspects.blame(points, stages, ending)
         for session in reversed(lost):
-            self._requeue(session, gone[session.path or 0])
+            self._requeue(session, gone[session.path or 0], now_s)
+        for number, reason in convicted.items():
+            self._refuse(self._sessions[number], Failure(reason), now_s)
         for stage in unplaced:
             self._even_out(stage, now_s)
-        for session in [s for s in lost if s.losses > self.gate.bounds.max_losses]:
-            self._refuse(
-                session,
-                Failure(
-                    f"the request lost {session.losses} workers, the bound is {self.gate.bounds.max_losses}"
-                ),
-                now_s,
-            )
         self._bind(now_s)
 
     def failed(self, message: api.Failed, now_s: float) -> None:
@@ -145,7 +150,7 @@ class LoopingCore:
                 continue
             session.losses += 1
             if message.retryable and session.losses <= self.gate.bounds.max_losses:
-                self._requeue(session, self._paths.by_number[session.path])
+                self._requeue(session, self._paths.by_number[session.path], now_s)
             else:
                 self._refuse(session, Failure(message.reason), now_s)
         self._bind(now_s)
@@ -155,14 +160,14 @@ class LoopingCore:
         found = self._handings.answered(sender, message)
         if found is None:
             if message.positions:  # it came too late: nobody knows of the copy any more
-                self._sends.append((sender, api.Release([message.session], [message.epoch])))
+                self._out.add(sender, api.Release([message.session], [message.epoch]))
             return
         session, handing = found
         # The newest token was sampled behind the last stage: all have the positions before it.
         kept = min(message.positions, len(session.tokens) - 1) if sender == handing.target else 0
         self._end_handing(session, is_kept=kept > 0)
         self._move(session, handing.addresses, kept)
-        self._send_moves()
+        self._out.flush()
         self._bind(now_s)
 
     def tokens(self, message: api.Tokens, now_s: float) -> None:
@@ -179,6 +184,7 @@ class LoopingCore:
                 # Back in the queue after a loss: the replay samples this token again.
                 continue
             session.tokens.append(token)
+            session.losses = 0
             if session.trail is not None:
                 step = step or packed(now_s, message.times)
                 session.trail.steps.append(step)
@@ -187,16 +193,23 @@ class LoopingCore:
             if done:
                 has_ended = True
                 self._end(session, SessionState.FINISHED, now_s)
+            elif number in self.suspects and self.suspects.passed(number, len(session.tokens)):
+                self._cleared(session, now_s)
         if has_ended:
             self._bind(now_s)
 
     def tick(self, now_s: float) -> None:
         """Refuses what is too late; replays what was not copied in time."""
+        self.entrance.adapt(self.fleet)
         for session, handing in self._handings.late(now_s):
             self.late_copies += 1
             self._end_handing(session)
             self._move(session, handing.addresses)
-        self._send_moves()
+        self._out.flush()
+        for number in self._quarantine.outlasted(now_s):
+            self._cleared(self._sessions[number], now_s)
+        for address in self._quarantine.overdue(now_s):
+            self._leave_all(address, now_s)
         for session in [s for s in self._sessions.values() if s.deadline_s <= now_s]:
             waited_s = now_s - session.arrived_s
             where = "in the queue" if session.state is SessionState.QUEUED else "while running"
@@ -212,54 +225,51 @@ class LoopingCore:
 
     # ------------------------------------------------------------ inside
 
-    def _check_fits(self, need: int) -> None:
-        for stage in range(self.fleet.stages):
-            granted = [w.hello.kv_tokens for _, w in self.fleet.of_stage(stage)]
-            if granted and need > max(granted):
-                raise InvalidRequest(
-                    f"prompt + max_tokens is {need} tokens, stage {stage} has KV room for {max(granted)}",
-                    param="max_tokens",
-                )
-
-    def _refuse_unfit(self, session: Session, now_s: float) -> bool:
-        """Whether the first in the queue had to be refused: no worker that came since can hold it."""
-        try:
-            self._check_fits(session.most_kv)
-        except InvalidRequest as refusal:
-            self._refuse(session, refusal, now_s)
-            return True
-        return False
+    def _why_not(self, session: Session, now_s: float, *, has_room: bool) -> Refusal | None:
+        """Why the first in the queue is refused: nobody holds it any more, or, if new, it would be late."""
+        if not has_room:
+            return why_unfit(self.fleet, session.most_kv)
+        left_s, limit_s = session.deadline_s - now_s, session.deadline_s - session.arrived_s
+        is_new = not session.epoch and not session.generated
+        is_late = is_new and self.entrance.is_hopeless(session.left_tokens, left_s, limit_s, now_s)
+        return short_of_time(left_s, limit_s) if is_late else None
 
     def _bind(self, now_s: float) -> None:
-        started: dict[str, list[api.SessionSpec]] = {}
-        while self._queue:
-            session = self._queue[0]
+        while self._quarantine.waiting:
+            found = self._quarantine.next(self._paths.workers(), now_s)
+            if found is None:
+                break
+            self._begin(*found, now_s)
+        while (number := self.entrance.queue.peek()) is not None:
+            session = self._sessions[number]
             addresses = self.fleet.choose_path(session.reservation, self._paths.workers(), session.most_kv)
-            if addresses is None:
-                if not self._refuse_unfit(session, now_s):
-                    break
+            refusal = self._why_not(session, now_s, has_room=addresses is not None)
+            if refusal is not None:
+                self._refuse(session, refusal, now_s)
                 continue
-            self._queue.popleft()
-            path = self._path(addresses)
-            session.held_kv = session.reservation
-            self.fleet.hold(addresses, session.held_kv)
-            session.state = advance(session.state, SessionState.RUNNING)
-            session.epoch += 1
-            session.path = path.number
-            session.bound_s = now_s
-            if session.trail is not None:
-                session.trail.bound(now_s, addresses, self.fleet.workers)
-            if session.epoch == 1:
-                self.gate.leave(session.request.nbytes)
-                self.meters[0].waited(now_s - session.arrived_s)
-            else:
-                self.replayed_tokens += len(session.tokens)
-            started.setdefault(path.owner, []).append(session.spec())
-        # Room is made before it is given away: a wave of the new session may be quick.
-        self._send_releases()
-        for owner, specs in started.items():
-            self._sends.append((owner, api.Start(specs)))
+            if addresses is None:
+                break
+            self.entrance.begin(session.left_tokens, now_s, is_first=session.epoch == 0)
+            self.gate.leave(session.request.nbytes, session.request.tenant)
+            self._begin(session, addresses, now_s)
+        self._out.flush()
         self._count()
+
+    def _begin(self, session: Session, addresses: tuple[str, ...], now_s: float) -> None:
+        path = self._path(addresses)
+        session.held_kv = session.reservation
+        self.fleet.hold(addresses, session.held_kv)
+        session.state = advance(session.state, SessionState.RUNNING)
+        session.epoch += 1
+        session.path = path.number
+        session.bound_s = now_s
+        if session.trail is not None:
+            session.trail.bound(now_s, addresses, self.fleet.workers)
+        if session.epoch == 1:
+            self.meters[0].waited(now_s - session.arrived_s)
+        else:
+            self.replayed_tokens += len(session.tokens)
+        self._out.start(path.owner, session.spec())
 
     def _path(self, addresses: tuple[str, ...]) -> Path:
         path, is_new = self._paths.get(addresses)
@@ -268,7 +278,7 @@ class LoopingCore:
             waves = self._waves_of(addresses)
             kv_blocks = min(self.fleet.workers[a].hello.kv_tokens for a in addresses) // BLOCK_TOKENS
             route = api.Route(path.number, replicas, list(addresses), waves, kv_blocks)
-            self._sends.append((path.owner, route))
+            self._out.add(path.owner, route)
         return path
 
     def _even_out(self, stage: int, now_s: float) -> None:
@@ -282,7 +292,7 @@ class LoopingCore:
                 s.handing.addresses if s.handing else by_number[s.path].addresses,
                 s.held_kv,
                 s.most_kv,
-                s.handing is not None,
+                s.handing is not None or self._quarantine.is_alone(s.number),
             )
             for s in running
             if s.path
@@ -294,8 +304,8 @@ class LoopingCore:
             if hand is None:
                 self._move(session, move.addresses)
             else:
-                self._sends.append(hand)
-        self._send_moves()
+                self._out.add(*hand)
+        self._out.flush()
 
     def _move(self, session: Session, addresses: tuple[str, ...], kept: int = 0) -> None:
         """Changes a session's path, under a higher epoch.
@@ -312,7 +322,7 @@ class LoopingCore:
         self.fleet.give_back(left, session.held_kv)
         self.fleet.hold(set(addresses) - set(before), session.held_kv)
         # A replay may wait for blocks where it stays as well, and must not wait for its own.
-        self._release(session, left if kept else before)
+        self._out.release(session, left if kept else before)
         session.epoch += 1
         session.state = advance(session.state, SessionState.RUNNING)
         session.path = path.number
@@ -320,40 +330,45 @@ class LoopingCore:
         if session.trail is not None:
             session.trail.moves += 1
         self.replayed_tokens += len(session.tokens) - kept
-        self._moved.setdefault(path.owner, []).append(session.spec(kept))
-
-    def _send_moves(self) -> None:
-        self._send_releases()
-        for owner, specs in self._moved.items():
-            self._sends.append((owner, api.Move(specs)))
-        self._moved = {}
+        self._out.move(path.owner, session.spec(kept))
 
     def _end_handing(self, session: Session, *, is_kept: bool = False) -> None:
         """A copy has come, or is not wanted any more."""
         target = self._handings.end(session)
         if target is not None and not is_kept:
-            self._release(session, [target])
+            self._out.release(session, [target])
 
-    def _requeue(self, session: Session, path: Path) -> None:
+    def _cleared(self, session: Session, now_s: float) -> None:
+        """It did not end its worker: others may come, and where another suspect waits it steps aside."""
+        is_in_the_way = self._quarantine.steps_aside(session)
+        kept = self._quarantine.release(session.number)
+        if is_in_the_way and session.path is not None:
+            self._requeue(session, self._paths.by_number[session.path], now_s)
+        for address in () if is_in_the_way else kept:
+            for stage in self.fleet.workers[address].hello.stages:
+                self._even_out(stage, now_s)
+        if kept:
+            self._bind(now_s)
+
+    def _leave_all(self, address: str, now_s: float) -> None:
+        """Every session leaves a worker that is kept for a suspect."""
+        for session, _ in self._handings.to(address):
+            self._end_handing(session)
+        paths = self._paths.by_number
+        for session in reversed(list(self._sessions.values())):
+            if session.path is not None and address in paths[session.path].addresses:
+                self._requeue(session, paths[session.path], now_s)
+
+    def _requeue(self, session: Session, path: Path, now_s: float) -> None:
         """Back to the front of the queue; what the living workers of its path hold is freed."""
         self._end_handing(session)
         self.fleet.give_back(path.addresses, session.held_kv)
-        self._release(session, path.addresses)
+        self._out.release(session, path.addresses)
         session.path = None
         session.state = advance(session.state, SessionState.QUEUED)
-        self._queue.appendleft(session)
-
-    def _release(self, session: Session, addresses: Iterable[str]) -> None:
-        for address in set(addresses):
-            if address in self.fleet.workers:
-                sessions, epochs = self._releases.setdefault(address, ([], []))
-                sessions.append(session.number)
-                epochs.append(session.epoch)
-
-    def _send_releases(self) -> None:
-        for address, (sessions, epochs) in self._releases.items():
-            self._sends.append((address, api.Release(sessions, epochs)))
-        self._releases = {}
+        self.entrance.ended(session.number)
+        if not self._quarantine.takes(session, now_s):
+            self.entrance.again(session.waiter, session.request.nbytes)
 
     def _refuse(self, session: Session, refusal: Refusal, now_s: float) -> None:
         state = SessionState.REFUSED if isinstance(refusal, TooLate) else SessionState.FAILED
@@ -362,14 +377,15 @@ class LoopingCore:
 
     def _end(self, session: Session, state: SessionState, now_s: float) -> None:
         self._end_handing(session)
+        waited_apart = self._quarantine.withdraw(session)
         if session.path is not None:
             path = self._paths.by_number[session.path]
             self.fleet.give_back(path.addresses, session.held_kv)
-            self._release(session, path.addresses)
-        else:
-            self._queue.remove(session)
-            if session.epoch == 0:
-                self.gate.leave(session.request.nbytes)
+            self._out.release(session, path.addresses)
+        elif not waited_apart:
+            self.entrance.leave(session.number)
+            self.gate.leave(session.request.nbytes, session.request.tenant)
+        self.entrance.ended(session.number, now_s if state is SessionState.FINISHED else None)
         if state is SessionState.FINISHED:
             self.completed += 1
             self.gate.completed(now_s)
@@ -380,5 +396,5 @@ class LoopingCore:
         self._count()
 
     def _count(self) -> None:
-        self.meters[0].queue = len(self._queue)
-        self.meters[0].in_flight = len(self._sessions) - len(self._queue)
+        self.meters[0].queue = queued = len(self.entrance) + len(self._quarantine.waiting)
+        self.meters[0].in_flight = len(self._sessions) - queued

@@ -13,6 +13,7 @@ import numpy as np
 
 from keystage.bundle.api import Pipeline
 from keystage.router import fields
+from keystage.router.api_keys import caller_of
 from keystage.router.engine import Engine, Failure, InvalidRequest
 from keystage.router.face_http import Receive, Scope, Send, deadline_s, read_body, send_whole, watched
 from keystage.router.items import token_ids
@@ -55,7 +56,7 @@ class MaskFilling:
             raise FieldRefused("missing_parameter", "text is missing", param="text")
         if self._mask_id is None:
             raise InvalidRequest(f"pipeline {self._pipeline.name!r} has no tokenizer with a mask")
-        limit_s = deadline_s(scope)
+        limit_s, caller = deadline_s(scope), caller_of(scope)
         with watched(receive):
             ids = (await token_ids(self._text, self._pipeline, [values["text"]], "text"))[0]
             marks = [int(token == self._mask_id) for token in ids]
@@ -66,7 +67,7 @@ class MaskFilling:
                     param="text",
                 )
             payload = np.array([ids, marks], dtype="<i8").tobytes()
-            found = await self._engine.run(payload, limit_s, "int64", (2, len(ids)))
+            found = await self._engine.run(payload, limit_s, "int64", (2, len(ids)), caller)
         top_k = values.get("top_k", DEFAULT_TOP_K)
         await send_whole(send, self._rendered(found, sum(marks), top_k, len(ids)))
 

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from keystage.router.api import RouterStats, StageCounters
 from keystage.router.engine import Failure, QueueFull, TooLate
+from keystage.router.idempotency import KeyStats
 from keystage.router.served import Histogram, Served
 from keystage.wire.metrics import Sample
 
@@ -29,11 +30,22 @@ def samples(stats: RouterStats, served: Served | None = None) -> list[Sample]:
         Sample("keystage_session_moves", own, stats.moves),
         Sample("keystage_late_copies", own, stats.late_copies),
         Sample("keystage_overdue_drains", own, stats.overdue_drains),
+        Sample("keystage_requests_set_apart", own, stats.set_apart),
+        Sample("keystage_requests_convicted", own, stats.convicted),
+        Sample("keystage_replica_rests", own, stats.rested),
     ]
     gathered += [
         Sample("keystage_requests_refused", {**own, "reason": reason}, count)
         for reason, count in {**_NONE_REFUSED, **stats.refused}.items()
     ]
+    for tenant, counts in stats.tenants.items():
+        labels = {**own, "tenant": tenant}
+        gathered += [
+            Sample("keystage_tenant_requests", labels, counts.begun),
+            Sample("keystage_tenant_work", labels, counts.work),
+            Sample("keystage_tenant_refused", labels, counts.refused),
+            Sample("keystage_tenant_waiting_requests", labels, counts.waiting),
+        ]
     is_looping = stats.execution == "looping"
     if served is not None:
         gathered += _of_clients(own, served, is_looping=is_looping)
@@ -46,9 +58,26 @@ def samples(stats: RouterStats, served: Served | None = None) -> list[Sample]:
     for replica in stats.replicas:
         labels = {**own, "replica": replica.replica}
         gathered.append(Sample("keystage_replica_served_seconds", labels, replica.served_s))
+        gathered.append(Sample("keystage_replica_is_resting", labels, replica.resting))
         if not is_looping:
             gathered.append(Sample("keystage_replica_idle_seconds", labels, replica.idle_s))
     return gathered
+
+
+def of_keys(pipeline: str, keys: KeyStats) -> Iterator[Sample]:
+    """Requests with an `Idempotency-Key`, and what of them is journaled."""
+    own = {"pipeline": pipeline}
+    for found, count in keys.asked.items():
+        yield Sample("keystage_keyed_requests", {**own, "found": found}, count)
+    yield Sample("keystage_keyed_records", own, keys.records)
+    yield Sample("keystage_keyed_bytes", own, keys.nbytes)
+    if keys.journal is not None:
+        yield Sample("keystage_journal_is_away", own, keys.journal.is_away)
+        yield Sample("keystage_journal_losses", own, keys.journal.losses)
+        yield Sample("keystage_journal_round_trips", own, keys.journal.round_trips)
+        yield Sample("keystage_journal_tokens", own, keys.journal.tokens)
+        yield Sample("keystage_journal_taken_over", own, keys.journal.taken_over)
+        yield Sample("keystage_journal_fenced", own, keys.journal.fenced)
 
 
 def of_traces(sent: int, dropped: int) -> list[Sample]:

@@ -13,8 +13,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import assert_never
 
-import msgspec
-
 from keystage.bundle.api import Pipeline
 from keystage.router.admission import AdmissionBounds
 from keystage.router.alarm import Alarm
@@ -22,7 +20,9 @@ from keystage.router.api import RouterStats
 from keystage.router.batch_settings import BatchSettings
 from keystage.router.clients import Clients
 from keystage.router.config import cpu_waves
-from keystage.router.engine import Generation, InvalidRequest, Limits
+from keystage.router.ejection import Ejection
+from keystage.router.endings import LAST_WORDS, gone, process_of
+from keystage.router.engine import NOBODY, Caller, Generation, InvalidRequest, Limits
 from keystage.router.fleet import Fleet, replica_stats
 from keystage.router.looping import LoopingCore
 from keystage.router.paths import waves_over
@@ -31,21 +31,21 @@ from keystage.router.program import ProgramCore
 from keystage.router.sent import log_sent
 from keystage.router.served import Served
 from keystage.router.single import SinglePassCore
+from keystage.router.slow_ones import rest
 from keystage.router.traces import Traces
-from keystage.router.turned_away import TurnedAway
+from keystage.router.turned_away import GivenUp, Strangers, TurnedAway
+from keystage.router.welcome import speaks_otherwise, unfit
 from keystage.wire import api
 from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.opening import node_identity
 from keystage.wire.tracing import Tracer
+from keystage.wire.unreadable import UNREADABLE
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """How late a deadline may be noticed; also the pace of the liveness check."""
-
-MOST_GIVEN_UP = 4096
-"""Addresses whose deaths are counted; one forgotten counts from 0 again, and is introduced anew."""
 
 
 class RouterNode:
@@ -59,6 +59,7 @@ class RouterNode:
         max_body_bytes: for `limits`.
         waves: waves per path, 0 derives it.
         batching: how a single-pass pipeline makes batches, None for the defaults.
+        slow_factor: so many times slower than its like a worker is given nothing for a while, 0: never.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RouterNode:
         max_body_bytes: int,
         waves: int = 0,
         batching: BatchSettings | None = None,
+        slow_factor: float = 0.0,
     ) -> None:
         self._pipeline = pipeline
         self._mailbox = mailbox
@@ -82,6 +84,7 @@ class RouterNode:
         first = int((time.time() - 1_577_836_800) * 1_000_000) * 8192
         self._first = first
         self.fleet = Fleet(len(pipeline.stages), pipeline.name)
+        self._ejection = Ejection(self.fleet, slow_factor)
         self._looping: LoopingCore | None = None
         self._single: SinglePassCore | None = None
         self._program: ProgramCore | None = None
@@ -100,8 +103,9 @@ class RouterNode:
         self._clients = Clients(events, pipeline.name, batching, self._flush_soon, self._flush)
         self._overdue_drains = 0
         self._watch = ProcessWatch(self._on_exit)
-        self._given_up: dict[str, int] = {}
+        self._given_up = GivenUp()
         self._turned_away = TurnedAway()
+        self._strangers = Strangers()
         self._alarm = Alarm(self._on_alarm)
         self._is_flush_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,27 +128,27 @@ class RouterNode:
         deadline_s: float | None = None,
         dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
+        caller: Caller = NOBODY,
     ) -> bytes:
         """See `Engine.run`."""
         core = self._single
         if core is None:
-            raise InvalidRequest(
-                f"pipeline {self._pipeline.name} is {self._pipeline.execution}: it takes no item"
-            )
+            kind = self._pipeline.execution
+            raise InvalidRequest(f"pipeline {self._pipeline.name} is {kind}: it takes no item")
         answer = await self._clients.answered(
-            core, lambda: core.submit(payload, deadline_s, time.monotonic(), dtype, shape), deadline_s
+            core, lambda: core.submit(payload, deadline_s, time.monotonic(), dtype, shape, caller), deadline_s
         )
         return answer.payload
 
     async def call(
-        self, body: bytes, content_type: str, deadline_s: float | None = None
+        self, body: bytes, content_type: str, deadline_s: float | None = None, caller: Caller = NOBODY
     ) -> tuple[bytes, str]:
         """See `Engine.call`."""
         core = self._program
         if core is None:
             raise InvalidRequest(f"pipeline {self._pipeline.name} is no stream program")
         answer = await self._clients.answered(
-            core, lambda: core.submit(body, content_type, deadline_s, time.monotonic()), deadline_s
+            core, lambda: core.submit(body, content_type, deadline_s, time.monotonic(), caller), deadline_s
         )
         return answer.payload, answer.content_type
 
@@ -207,8 +211,12 @@ class RouterNode:
             replicas=[replica_stats(worker, now_s) for worker in self.fleet.workers.values()],
             late_copies=self._looping.late_copies if self._looping is not None else 0,
             overdue_drains=self._overdue_drains,
+            set_apart=core.suspects.set_apart,
+            convicted=core.suspects.convicted,
+            rested=self._ejection.rested,
             due=served.due,
             in_time=served.in_time,
+            tenants=core.entrance.tenants(),
         )
 
     # ------------------------------------------------------------ inside
@@ -233,9 +241,11 @@ class RouterNode:
             now_s = time.monotonic()
             try:
                 self._on_readable()
-                for address in self.fleet.silent(now_s):
-                    log.warning("no heartbeat from %s", address)
-                    self._lost(address, "silent")
+                rest(self._ejection, self._core, self._events, self._replica_of, now_s)
+                for address, why in gone(self.fleet, self._mailbox, now_s):
+                    self._lost(address, why)
+                for address in self._strangers.leave(self.fleet.workers, now_s):
+                    self._mailbox.forget(address)
                 self._core.tick(now_s)
                 self._flush()
                 self._events.flush()
@@ -247,7 +257,7 @@ class RouterNode:
         for sender, body, _ in self._mailbox.drain():
             try:
                 message = api.decode_from_worker(body)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 log.warning("dropped a message of %d bytes from %s: %s", len(body), sender, error)
                 continue
             self._handle(sender, message, now_s)
@@ -265,6 +275,7 @@ class RouterNode:
                 self._handle_work(sender, message, now_s)
             case api.Heartbeat():
                 self.fleet.beat(sender, message, now_s)
+                self._ejection.beat(sender, message, now_s)
             case api.Credit():
                 self.fleet.credit(sender, message)
                 self._core.credit_changed(now_s)
@@ -279,8 +290,8 @@ class RouterNode:
                     self._events.write("draining", replica=message.replica)
                     self._core.worker_draining(sender, now_s)
             case api.Bye():
-                self._overdue_drains += self.fleet.workers[sender].held_slots > 0
-                self._lost(sender, "bye")
+                self._overdue_drains += not message.reason and self.fleet.workers[sender].held_slots > 0
+                self._lost(sender, f"{LAST_WORDS}{message.reason}" if message.reason else "bye")
             case _:
                 assert_never(message)
 
@@ -309,12 +320,12 @@ class RouterNode:
             self._single.parked(sender, message, now_s)
 
     def _on_hello(self, sender: str, message: api.Hello, now_s: float) -> None:
-        if message.wire != api.WIRE_VERSION:
-            speaks = f"{message.replica} speaks wire version {message.wire}, this router {api.WIRE_VERSION}"
-            self._turned_away.add(sender, speaks, now_s)
+        if (refused := speaks_otherwise(message)) is not None:
+            self._turned_away.add(sender, refused, now_s)
             return
-        if message.first not in (0, self._first) or message.call != self._given_up.get(sender, 0):
-            # From before the worker was given up, or for another incarnation: it may hold sessions of then.
+        if message.first not in (0, self._first) or message.call != self._given_up.times(sender):
+            # From before the worker was given up, for another incarnation, or its link broke: all is void.
+            self._lost(sender, "link broke")
             self._introduce(sender)
             return
         known = self.fleet.workers.get(sender)
@@ -324,30 +335,19 @@ class RouterNode:
             if other.hello.replica == message.replica and address != sender:
                 # Started anew: beyond this node its port, and so its address, is another one.
                 self._lost(address, "replaced")
-        refused = self._unfit(sender, message) or self.fleet.hello(sender, message, now_s)
-        if refused is not None:
+        refused = unfit(self._mailbox, self._pipeline, sender, message)
+        if (refused := refused or self.fleet.hello(sender, message, now_s)) is not None:
             self._turned_away.add(sender, refused, now_s)
             return
         self._events.write("hello", replica=message.replica, stages=message.stages)
+        self._core.suspects.returned_alive(process_of(message))
         if message.node == self._node and not self._watch.watch(sender, message.pid):
             self._lost(sender, "exited")
 
     def _introduce(self, sender: str) -> None:
-        call = self._given_up.get(sender, 0)
-        self._mailbox.send(sender, api.Introduce(api.WIRE_VERSION, self._first, call))
-
-    def _unfit(self, sender: str, message: api.Hello) -> str | None:
-        """Why a worker is none for this router: not to be reached, or of another bundle."""
-        reason = self._mailbox.unreachable(sender)
-        if reason is not None:
-            return f"{message.replica} at {sender}: {reason}"
-        first = message.stages[0] if message.stages else -1
-        if not 0 <= first < len(self._pipeline.stages):
-            return None  # the fleet refuses it for its stages
-        expected = self._pipeline.stages[first].identity
-        if message.bundle == expected:
-            return None
-        return f"{message.replica}: parameters {message.bundle[:12]} of stage {first}, not {expected[:12]}"
+        self._strangers.asked(sender, time.monotonic())
+        call = self._given_up.times(sender)
+        self._mailbox.send(sender, api.Introduce(api.VERSIONS.least, self._first, call, api.VERSIONS.most))
 
     def _on_exit(self, address: str, pid: int) -> None:
         # What the worker sent before it died is still in the mailbox and counts.
@@ -358,17 +358,15 @@ class RouterNode:
         self._flush()
 
     def _lost(self, address: str, why: str) -> None:
-        self._watch.forget(address)
         worker = self.fleet.remove(address)
         if worker is None:
             return
-        self._given_up[address] = self._given_up.pop(address, 0) + 1
-        if len(self._given_up) > MOST_GIVEN_UP:
-            del self._given_up[next(iter(self._given_up))]
-        log.info("worker %s is gone (%s)", worker.hello.replica, why)
-        self._events.write("lost", replica=worker.hello.replica, why=why)
+        ending = self._watch.ending(address, worker, why)
+        self._given_up.add(address)
+        log.info("worker %s is gone (%s): %s", worker.hello.replica, why, ending.words)
+        self._events.write("lost", replica=worker.hello.replica, why=why, ending=ending.words)
         self._mailbox.forget(address)
-        self._core.worker_lost(address, time.monotonic())
+        self._core.worker_lost(address, time.monotonic(), ending)
 
     def _on_alarm(self) -> None:
         timed = self._single or self._program
@@ -390,6 +388,8 @@ class RouterNode:
         if timed is not None and self._loop is not None:
             self._alarm.set(self._loop, timed.next_timer_s())
         for address, message in sends:
+            if address not in self.fleet.workers:
+                continue  # it was lost since: a connection made to it now would stay for good
             if not self._mailbox.send(address, message):
                 log.error("the queue of %s is full: it counts as dead", address)
                 if self._loop is not None:

@@ -25,6 +25,7 @@ from keystage.router.openai_chat import read_messages
 from keystage.router.openai_errors import ContextExceeded, FieldRefused, Malformed, UnknownModel
 from keystage.router.text import TextCodec, decode
 from keystage.router.text_chat import ChatTemplate
+from keystage.wire.unreadable import UNREADABLE
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions; the plain call shares it."""
@@ -57,6 +58,7 @@ class Call:
         include_usage: whether a stream ends with the usage.
         echo: text that goes before the answer (the prompt), empty for none.
         token_ids: whether token ids go out beside the text.
+        is_repeatable: whether the same request gives the same answer: it is greedy or brought its seed.
     """
 
     dialect: Dialect
@@ -66,6 +68,7 @@ class Call:
     include_usage: bool
     echo: str
     token_ids: bool
+    is_repeatable: bool = False
 
 
 class CallReader:
@@ -122,6 +125,7 @@ class CallReader:
             include_usage=values.get("stream_options", False),
             echo=self._echo(given) if values.get("echo") else "",
             token_ids=values.get("return_token_ids", False),
+            is_repeatable="seed" in values or generation.temperature == 0,
         )
 
     async def _encode(self, text: str) -> list[int]:
@@ -211,7 +215,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     """
     try:
         value = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Malformed(f"the body of {len(body)} bytes is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise Malformed(f"the body must be a JSON object, not {type(value).__name__}")

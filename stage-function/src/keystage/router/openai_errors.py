@@ -89,6 +89,72 @@ class BodyTooLarge(Refusal):
     code = "body_too_large"
 
 
+class Unauthorized(Refusal):
+    """No API key came with the request, or none that is known."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class PriorityRefused(Refusal):
+    """The request asks for a priority that its API key does not allow."""
+
+    status = 403
+    code = "priority_not_allowed"
+
+
+class Crowded(Refusal):
+    """Too many connections, or too much that is still being sent."""
+
+    status = 503
+    code = "too_many_connections"
+
+
+class SlowClient(Refusal):
+    """A head or a body did not come in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class KeyReused(Refusal):
+    """The `Idempotency-Key` of the request is another request's."""
+
+    status = 422
+    code = "idempotency_key_reused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this Idempotency-Key was used for another request (path, query, body or content type differ); "
+            "take a new one",
+            param="Idempotency-Key",
+        )
+
+
+class AnswerLost(Refusal):
+    """The answer that the request wants to go on with is not known here and cannot be made the same again."""
+
+    status = 409
+    code = "answer_lost"
+
+
+class JournalAway(Refusal):
+    """What was made of the request may be in the journal, which cannot be asked at present."""
+
+    status = 503
+    code = "journal_unavailable"
+
+
+class RouterLeaves(Refusal):
+    """The router ends before the answer is complete; another one, or its successor, goes on."""
+
+    status = 503
+    code = "router_leaving"
+
+    def __init__(self) -> None:
+        super().__init__("the router ends: ask again with the same Idempotency-Key", retry_after_s=1.0)
+
+
 def codes(status: int) -> list[str]:
     """Every code that a refusal with that status can have."""
     found: set[str] = set()
@@ -111,16 +177,22 @@ def _subclasses(kind: type[Refusal]) -> Iterator[type[Refusal]]:
 
 def error_body(refusal: Refusal) -> bytes:
     """The refusal as OpenAI's error object, in JSON."""
+    param = refusal.param
     return msgspec.json.encode(
         {
             "error": {
-                "message": str(refusal),
+                "message": _writable(str(refusal)),
                 "type": error_type(refusal.status),
-                "param": refusal.param,
+                "param": None if param is None else _writable(param),
                 "code": refusal.code,
             }
         }
     )
+
+
+def _writable(text: str) -> str:
+    """The text with `?` for what is no character: headers of a form bring bytes that are none."""
+    return text.encode(errors="replace").decode()
 
 
 def error_headers(refusal: Refusal) -> list[tuple[bytes, bytes]]:
@@ -128,6 +200,8 @@ def error_headers(refusal: Refusal) -> list[tuple[bytes, bytes]]:
     headers = []
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(refusal.retry_after_s))))
+    if isinstance(refusal, Unauthorized):
+        headers.append((b"www-authenticate", b'Bearer realm="keystage"'))
     if isinstance(refusal, MethodNotAllowed):
         headers.append((b"allow", refusal.allow.encode()))
     return headers

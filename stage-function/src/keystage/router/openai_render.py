@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from keystage.router.idempotency import Stamp
 from keystage.router.openai import Call, Dialect
 from keystage.router.text_output import FinishReason
 
@@ -31,18 +32,26 @@ def event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def whole(call: Call, model: str, text: str, ids: Sequence[int], reason: FinishReason) -> bytes:
+def stamp_of(call: Call) -> Stamp:
+    """What is drawn for one request, so that its answer can be written again."""
+    prefix = _PREFIXES.get(call.dialect)
+    identifier = f"{prefix}-{random.getrandbits(96):024x}" if prefix else ""
+    return Stamp(call.generation.seed, identifier, int(time.time()))
+
+
+def whole(call: Call, model: str, stamp: Stamp, text: str, ids: Sequence[int], reason: FinishReason) -> bytes:
     """The answer in one JSON body.
 
     Args:
         call: the request.
         model: the pipeline's name.
+        stamp: what was drawn for it.
         text: all of the text, without the echoed prompt.
         ids: all of the tokens.
         reason: why it ended.
     """
     if call.dialect is Dialect.PLAIN:
-        summary = _summary(call, model, text, len(ids), reason)
+        summary = _summary(call, model, stamp, text, len(ids), reason)
         if call.token_ids:
             summary["token_ids"] = ids
         return _encode(summary)
@@ -55,9 +64,9 @@ def whole(call: Call, model: str, text: str, ids: Sequence[int], reason: FinishR
         choice["token_ids"] = ids
     return _encode(
         {
-            "id": _identifier(call.dialect),
+            "id": stamp.identifier,
             "object": "chat.completion" if call.dialect is Dialect.CHAT else "text_completion",
-            "created": int(time.time()),
+            "created": stamp.created_s,
             "model": model,
             "choices": [choice],
             "usage": _usage(call, len(ids)),
@@ -68,14 +77,23 @@ def whole(call: Call, model: str, text: str, ids: Sequence[int], reason: FinishR
 class Events:
     """The answer in server-sent events: `opening`, any number of `chunk`, `closing`.
 
-    A chunk is `before + text [+ ids] + after`; only text and ids differ from chunk to chunk.
+    A chunk is `before + text [+ ids] + after`; only text and ids differ from chunk to chunk. Numbered events
+    say (`id:`) how many tokens of the answer a client has that has read them.
+
+    Args:
+        call: the request.
+        model: the pipeline's name.
+        stamp: what was drawn for it.
+        is_numbered: whether the events are numbered.
     """
 
-    __slots__ = ("_after", "_before", "_call", "_head", "_model", "_usage_null")
+    __slots__ = ("_after", "_before", "_call", "_head", "_is_numbered", "_model", "_stamp", "_usage_null")
 
-    def __init__(self, call: Call, model: str) -> None:
+    def __init__(self, call: Call, model: str, stamp: Stamp, *, is_numbered: bool = False) -> None:
         self._call = call
         self._model = model
+        self._stamp = stamp
+        self._is_numbered = is_numbered
         self._usage_null = b',"usage":null' if call.include_usage else b""
         if call.dialect is Dialect.PLAIN:
             self._head = b"data: {"
@@ -84,9 +102,9 @@ class Events:
             return
         is_chat = call.dialect is Dialect.CHAT
         self._head = b'data: {"id":"%b","object":"%b","created":%d,"model":%b,' % (
-            _identifier(call.dialect).encode(),
+            stamp.identifier.encode(),
             b"chat.completion.chunk" if is_chat else b"text_completion",
-            int(time.time()),
+            stamp.created_s,
             _encode(model),
         )
         self._before = self._head + (
@@ -102,45 +120,65 @@ class Events:
     def opening(self) -> bytes:
         """What comes first: the role in a chat, the echoed prompt if asked for."""
         if self._call.dialect is Dialect.CHAT:
-            return self._head + _ROLE + self._usage_null + b"}\n\n"
-        return self._before + _encode(self._call.echo) + self._after if self._call.echo else b""
+            return self._number(0) + self._head + _ROLE + self._usage_null + b"}\n\n"
+        if not self._call.echo:
+            return b""
+        return self._number(0) + self._before + _encode(self._call.echo) + self._after
 
-    def chunk(self, text: str, ids: Sequence[int]) -> bytes:
-        """New text and the tokens it came with; empty bytes when there is nothing to show."""
+    def chunk(self, text: str, ids: Sequence[int], tokens: int) -> bytes:
+        """New text and the tokens it came with; empty bytes when there is nothing to show.
+
+        Args:
+            text: new text.
+            ids: new tokens.
+            tokens: all tokens of the answer so far.
+        """
         if self._call.token_ids:
-            return self._before + _encode(text) + b',"token_ids":' + _encode(ids) + self._after
-        return self._before + _encode(text) + self._after if text else b""
+            shown = self._before + _encode(text) + b',"token_ids":' + _encode(ids) + self._after
+        elif text:
+            shown = self._before + _encode(text) + self._after
+        else:
+            return b""
+        return self._number(tokens) + shown if self._is_numbered else shown
 
     def closing(self, text: str, tokens: int, reason: FinishReason) -> bytes:
         """The end: the last text, the reason, the usage if asked for, `[DONE]`."""
         call = self._call
         if call.dialect is Dialect.PLAIN:
-            return event(_encode(_summary(call, self._model, text, tokens, reason))) + DONE
+            summary = _summary(call, self._model, self._stamp, text, tokens, reason)
+            return self._number(tokens) + event(_encode(summary)) + DONE
         last = b'"text":' + _encode(text)
         if call.dialect is Dialect.CHAT:
             last = b'"delta":{"content":' + _encode(text) + b"}" if text else b'"delta":{}'
-        end = self._head + b'"choices":[{"index":0,%b,"logprobs":null,"finish_reason":"%b"}]%b}\n\n' % (
-            last,
-            reason.encode(),
-            self._usage_null,
+        number = self._number(tokens)
+        end = (
+            number
+            + self._head
+            + b'"choices":[{"index":0,%b,"logprobs":null,"finish_reason":"%b"}]%b}\n\n'
+            % (
+                last,
+                reason.encode(),
+                self._usage_null,
+            )
         )
         if call.include_usage:
-            end += self._head + b'"choices":[],"usage":' + _encode(_usage(call, tokens)) + b"}\n\n"
+            usage = b'"choices":[],"usage":' + _encode(_usage(call, tokens)) + b"}\n\n"
+            end += number + self._head + usage
         return end + DONE
 
+    def _number(self, tokens: int) -> bytes:
+        return b"id: %d\n" % tokens if self._is_numbered else b""
 
-def _identifier(dialect: Dialect) -> str:
-    return f"{_PREFIXES[dialect]}-{random.getrandbits(96):024x}"
 
-
-def _summary(call: Call, model: str, text: str, tokens: int, reason: FinishReason) -> dict[str, Any]:
-    generation = call.generation
+def _summary(
+    call: Call, model: str, stamp: Stamp, text: str, tokens: int, reason: FinishReason
+) -> dict[str, Any]:
     return {
         "text": text,
         "tokens": tokens,
-        "prompt_tokens": len(generation.prompt),
+        "prompt_tokens": len(call.generation.prompt),
         "finish_reason": reason,
-        "seed": generation.seed,
+        "seed": stamp.seed,
         "model": model,
     }
 

@@ -19,6 +19,7 @@ from keystage.router.classes import DEFAULT_TOP_K, SAFETENSORS
 from keystage.router.embeddings import PATH as EMBEDDINGS
 from keystage.router.engine import Limits
 from keystage.router.fields import Field, Verdict
+from keystage.router.idempotency_http import KEY, LONGEST_KEY, LONGEST_POSITION, POSITION
 from keystage.router.tasks import Task, task_of
 from keystage.router.transcriptions import FORMATS
 from keystage.router.transcriptions import PATH as TRANSCRIPTIONS
@@ -34,23 +35,51 @@ _FORM = "multipart/form-data"
 _REFERENCE = "#/components/schemas/{name}"
 _WHY = {
     400: "the request can never be served as it is",
+    401: "where API keys are needed: none came with the request, or none that is known",
+    403: "the API key does not allow that priority",
     404: "another model than the one served",
+    408: "a head or a body did not come in time",
+    409: "what `Last-Event-ID` wants to go on with is not known here and cannot be made the same again",
     413: "the body exceeds the pipeline's bound",
     415: "a file of a kind that the pipeline does not read",
-    429: "too many requests wait",
+    422: "the `Idempotency-Key` is another request's",
+    429: "too many requests wait, or the deadline would pass before the answer is there",
     500: "the pipeline failed on this request",
+    503: "too many connections; or the router ends, or cannot ask its journal: ask again with the same key",
     504: "the deadline passed, also where no worker came in that time",
 }
-_GENERATION = (400, 404, 413, 429, 500, 504)
-_IMAGE = (400, 413, 415, 429, 500, 504)
-_SINGLE_PASS = (400, 413, 429, 500, 504)
-_TRANSCRIPTION = (400, 404, 413, 415, 429, 500, 504)
-_HEADERS = {429: "Retry-After"}
+_GENERATION = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 503, 504)
+_ITEMS = (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
+_IMAGE = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
+_SINGLE_PASS = (400, 401, 403, 408, 413, 422, 429, 500, 503, 504)
+_PROGRAM = (*_SINGLE_PASS, 415)
+_REFUSED = (400, 401, 403, 408, 413, 422, 504)
+"""Of what no pipeline of this kind does; keys and deadlines are looked at before."""
+_TRANSCRIPTION = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+_HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 _DEADLINE = {
     "name": "X-Keystage-Deadline-S",
     "in": "header",
     "description": "seconds within which the answer must be complete",
     "schema": {"type": "number", "exclusiveMinimum": 0},
+}
+_PRIORITY = {
+    "name": "X-Keystage-Priority",
+    "in": "header",
+    "description": "how urgent it is; an API key says how urgent it may be at most",
+    "schema": {"type": "string", "enum": ["low", "normal", "high"]},
+}
+_KEY = {
+    "name": KEY,
+    "in": "header",
+    "description": "one answer for this key, however often it is asked for; events of a stream are numbered",
+    "schema": {"type": "string", "pattern": f"^[!-~]{{1,{LONGEST_KEY}}}$"},
+}
+_POSITION = {
+    "name": POSITION,
+    "in": "header",
+    "description": f"tokens that the client has of a stream, whose request had the same `{KEY}`",
+    "schema": {"type": "string", "pattern": f"^[0-9]{{1,{LONGEST_POSITION}}}$"},
 }
 
 _WITH_STREAM = {
@@ -77,8 +106,10 @@ def document(pipeline: Pipeline, limits: Limits) -> Schema:
         "/v1/chat/completions": {"post": _openai("chat", "chat completions", pipeline, limits)},
         EMBEDDINGS: {"post": _embeddings("embed", pipeline, limits)},
         TRANSCRIPTIONS: {"post": _transcription(pipeline)},
-        "/v1/models": _get("models", "The one model served", {200: answers.MODELS}),
-        "/v1/models/{name}": _get("model", "The model served", {200: answers.MODEL, 404: None}, "name"),
+        "/v1/models": _get("models", "The one model served", {200: answers.MODELS, 401: None}),
+        "/v1/models/{name}": _get(
+            "model", "The model served", {200: answers.MODEL, 401: None, 404: None}, "name"
+        ),
         "/_/health": _get("health", "Whether the process is well", _both(answers.state("healthy"))),
         "/_/ready": _get("ready", "Whether requests can be served now", _both(answers.state("ready"))),
         STATS_PATH: _get("stats", "Counters for the controller", {200: stats}),
@@ -97,7 +128,11 @@ def document(pipeline: Pipeline, limits: Limits) -> Schema:
             "with 404; both with the error object.",
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"apiKey": []}],
     }
 
 
@@ -161,21 +196,21 @@ def _plain(pipeline: Pipeline, limits: Limits) -> Schema:
         case Task.FILL_MASK:
             body = {_JSON: {"schema": request_schema(fields.FILL_MASK, "text", limits, pipeline)}}
             filled = {_JSON: {"schema": answers.FILLED}}
-            return _post("call", "Plain function call: fills masks", _GENERATION, body, filled)
+            return _post("call", "Plain function call: fills masks", _ITEMS, body, filled)
         case Task.CLASSIFY:
             return _classification(limits)
         case Task.BYTES:
             return _post("call", "Plain function call", _SINGLE_PASS, {_BYTES: {}}, {_BYTES: {}})
         case Task.PROGRAM:
-            return _post("call", "Request to the stream program", _SINGLE_PASS, {"*/*": {}}, {"*/*": {}})
+            return _post("call", "Request to the stream program", _PROGRAM, {"*/*": {}}, {"*/*": {}})
 
 
 def _embeddings(name: str, pipeline: Pipeline, limits: Limits) -> Schema:
     if task_of(pipeline) is not Task.EMBED:
-        return _post(name, "Refused: the pipeline makes no embeddings", (400, 413), {_JSON: {}}, None)
+        return _post(name, "Refused: the pipeline makes no embeddings", _REFUSED, {_JSON: {}}, None)
     body = {_JSON: {"schema": request_schema(fields.EMBEDDINGS, "input", limits, pipeline)}}
     answer = {_JSON: {"schema": answers.embeddings(pipeline.hidden_size)}}
-    return _post(name, "OpenAI embeddings", _GENERATION, body, answer)
+    return _post(name, "OpenAI embeddings", _ITEMS, body, answer)
 
 
 def _classification(limits: Limits) -> Schema:
@@ -190,7 +225,7 @@ def _classification(limits: Limits) -> Schema:
 def _transcription(pipeline: Pipeline) -> Schema:
     what = "OpenAI audio transcriptions"
     if pipeline.family != SPEECH:
-        return _post("transcribe", "Refused: the pipeline takes no sound", (400, 413), {_FORM: {}}, None)
+        return _post("transcribe", "Refused: the pipeline takes no sound", _REFUSED, {_FORM: {}}, None)
     members: Schema = {
         "file": {"type": "string", "contentMediaType": "audio/wav", "description": "a WAV file"},
         "model": {"const": pipeline.name},
@@ -217,7 +252,9 @@ def _generation(
     body = {_JSON: {"schema": request_schema(table, required, limits, pipeline)}}
     # Before OpenAPI 3.2 the schema of this type is read as that of each event.
     whole, event = shape
-    return _post(name, what, _GENERATION, body, {_JSON: {"schema": whole}, _EVENTS: {"schema": event}})
+    answer = {_JSON: {"schema": whole}, _EVENTS: {"schema": event}}
+    operation = _post(name, what, _GENERATION, body, answer)
+    return {**operation, "parameters": [*operation["parameters"], _POSITION]}
 
 
 def _post(name: str, what: str, refusals: Iterable[int], body: Schema, answer: Schema | None) -> Schema:
@@ -225,7 +262,7 @@ def _post(name: str, what: str, refusals: Iterable[int], body: Schema, answer: S
     return {
         "operationId": name,
         "summary": what,
-        "parameters": [_DEADLINE],
+        "parameters": [_DEADLINE, _PRIORITY, _KEY],
         "requestBody": {"required": _JSON in body, "content": body},
         "responses": responses | {str(status): _refusal(status) for status in refusals},
     }

@@ -179,6 +179,13 @@ def state(word: str) -> Schema:
     return _closed({word: {"type": "boolean"}})
 
 
+_NUMBER = {  # a field of an event is a text
+    "type": "string",
+    "pattern": "^[0-9]+$",
+    "description": "tokens of the answer up to here, a number; with an `Idempotency-Key` only",
+}
+
+
 def _event(chunk: Schema) -> Schema:
     """One server-sent event: a chunk, an error that ends the stream, or the mark of its end."""
     error = _closed({"message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}, "code": _TEXT})
@@ -187,7 +194,7 @@ def _event(chunk: Schema) -> Schema:
     return {
         "description": "Each event of the stream.",
         "type": "object",
-        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, encoded]}},
+        "properties": {"id": _NUMBER, "data": {"anyOf": [{"const": "[DONE]"}, encoded]}},
         "required": ["data"],
     }
 

@@ -133,7 +133,7 @@ def plan_moves(
     """Moves that even out the sessions of a stage over its ready replicas.
 
     Sessions leave the most loaded replica for the least loaded while the difference is at least
-    two, and leave draining replicas altogether; never more than the credit of the target.
+    two, and leave those that take nothing new altogether; never more than the credit of the target.
 
     Args:
         fleet: the workers with their credit.
@@ -141,7 +141,7 @@ def plan_moves(
         sessions: those that run, longest running first; the last are moved first, because the
             shortest replay is theirs when they started late.
     """
-    load: dict[str, int] = {a: 0 for a, w in fleet.of_stage(stage) if w.is_ready}
+    load: dict[str, int] = {a: 0 for a, w in fleet.of_stage(stage) if w.takes_new}
     queues: dict[str, list[Bound]] = {}
     for entry in sessions:
         address = entry.addresses[stage]

@@ -21,10 +21,14 @@ from keystage.router.admission import AdmissionBounds, Gate
 from keystage.router.batch_settings import BatchSettings
 from keystage.router.counters import StageMeter
 from keystage.router.device_turns import DeviceTurns
-from keystage.router.engine import Failure, ProgramRefusal, Refusal, TooLate
+from keystage.router.engine import NOBODY, Caller, Failure, ProgramRefusal, Refusal, TooLate
+from keystage.router.evictions import Evictions
 from keystage.router.fleet import Fleet
+from keystage.router.lobby import Lobby
 from keystage.router.owed_acks import OwedAcks
+from keystage.router.resting import Resting
 from keystage.router.sessions import Answer, Outcome, Refuse
+from keystage.router.suspects import UNTOLD, Ending, Suspects
 from keystage.router.trails import Trail
 from keystage.router.turn_batches import TurnBatches, priors_of
 from keystage.router.turns import Call, Parcel, Turn
@@ -58,6 +62,7 @@ class ProgramCore:
     ) -> None:
         self.fleet = fleet
         self.gate = Gate(bounds)
+        self.entrance = Lobby(self.gate, "requests", settings, apart=True)
         self.meters = [StageMeter(stage) for stage in range(fleet.stages)]
         self.requests = 0
         self.completed = 0
@@ -68,23 +73,24 @@ class ProgramCore:
         assert pipeline.graph is not None
         self._graph = graph = pipeline.graph
         self._routes = Routes(graph)
+        self._entry = self._routes.stage_of[self._routes.consumer(graph.entry.name)]
         self._settings = settings
         policies = [policy_of(settings.batching) for _ in graph.modules]
         turns = DeviceTurns(settings.shares([module.name for module in graph.modules]))
-        self._batches = TurnBatches(fleet, policies, priors_of(pipeline), self._routes, turns)
+        self.suspects = Suspects(bounds.max_losses)
+        self._batches = TurnBatches(fleet, policies, priors_of(pipeline), self._routes, turns, self.suspects)
         self._calls: dict[int, Call] = {}
         self._turns: dict[int, Turn] = {}
-        self._resting: dict[Parcel, int] = {}
-        self._waiting_bytes = 0
+        self._resting = Resting(fleet)
         self._owed = OwedAcks()
-        self._evictions: dict[str, list[tuple[int, int, int]]] = {}
+        self._evictions = Evictions()
         self._sends: list[tuple[str, api.Message]] = []
         self._outcomes: list[Outcome] = []
 
     def take(self) -> tuple[list[tuple[str, api.Message]], list[Outcome]]:
         """What is to be sent, in order, and what clients are to be told; forgets both."""
-        taken = self._sends, self._outcomes
-        self._sends, self._outcomes = [], []
+        taken = self._resting.acks + self._sends, self._outcomes
+        self._resting.acks, self._sends, self._outcomes = [], [], []
         return taken
 
     def next_timer_s(self) -> float:
@@ -98,24 +104,28 @@ class ProgramCore:
 
     # ------------------------------------------------------------ clients
 
-    def submit(self, body: bytes, content_type: str, deadline_s: float | None, now_s: float) -> int:
+    def submit(
+        self, body: bytes, content_type: str, deadline_s: float | None, now_s: float, caller: Caller = NOBODY
+    ) -> int:
         """Admits a request; returns its number.
 
         Raises:
             QueueFull: a bound is reached.
+            DeadlineUnreachable: it would not be answered in time.
         """
-        self.gate.enter(len(body))
         limit_s = deadline_s if deadline_s is not None else self.gate.bounds.default_deadline_s
         entry = api.StreamMessage(self._graph.entry.name, body=body, content_type=content_type)
         number = self._next
-        self._next += 1
-        self.requests += 1
         due_s = self._settings.due_s(now_s, deadline_s)
         if deadline_s is None and not self._settings.plans_for(due_s, now_s):
             due_s = math.inf
         call = Call(number, entry, now_s, now_s + limit_s, due_s, RequestFlow(self._routes))
+        while gone := self.entrance.submit(call, len(body), caller):
+            self._refuse(self._calls[gone[0]], gone[1])
+        self._next += 1
+        self.requests += 1
         self._calls[number] = call
-        self._enter(call, now_s)
+        self.meters[self._entry].arrived(now_s)
         self._dispatch(now_s)
         return number
 
@@ -130,25 +140,34 @@ class ProgramCore:
 
     def worker_ready(self, address: str, now_s: float) -> None:
         """A replica is ready: it is given what waits."""
+        self.entrance.adapt(self.fleet)
         self._dispatch(now_s)
 
     def credit_changed(self, now_s: float) -> None:
-        """A grant grew."""
+        """A grant grew, or a batch may start now."""
+        self.entrance.adapt(self.fleet)
         self._dispatch(now_s)
+
+    on_timer = credit_changed
 
     def worker_draining(self, address: str, now_s: float) -> None:
         """Requests with state at the replica finish their loop there; nothing new goes to it."""
         self._dispatch(now_s)
 
-    def worker_lost(self, address: str, now_s: float) -> None:
+    def worker_lost(self, address: str, now_s: float, ending: Ending = UNTOLD) -> None:
         """A worker died (and is out of the fleet): what it ran, kept or had made starts over."""
         self._batches.turns.forget(address)
         for living in self.fleet.workers:
             self._sends.append((living, api.Unroute([], [address])))
         for producer, slot in self._owed.died(address):
-            self._free(producer, slot)
+            self._resting.free(producer, slot)
+        ran = [turn for turn in self._turns.values() if turn.worker == address]
+        points = {turn.call.number: turn.rounds for turn in ran}
+        convicted = self.suspects.blame(points, [turn.model for turn in ran], ending)
+        for number, reason in convicted.items():
+            self._refuse(self._calls[number], Failure(reason))
         for call in [call for call in self._calls.values() if call.uses(address)]:
-            self._start_over(call, now_s, f"worker at {address} died")
+            self._renew(call, now_s)
         self._dispatch(now_s)
 
     def failed(self, message: api.Failed, now_s: float) -> None:
@@ -169,7 +188,7 @@ class ProgramCore:
             self._owed.reported(number, now_s)
             turn = self._turns.get(number)
             if turn is None or turn.worker != address:
-                self._discard(outputs, address)
+                self._resting.discard(outputs, address)
                 continue
             self._leave(turn)
             if turn.has_begun and not turn.is_late:
@@ -180,24 +199,22 @@ class ProgramCore:
             if self.trails:
                 turn.note(self.trails, self.fleet, now_s, compute_s)
             if not self._graph.modules[turn.model].is_stateful:
-                self._unbind(turn.call, turn.model)
+                self._batches.unbind(turn.call, turn.model)
+            self.suspects.returned(turn.call.number, turn.model, turn.rounds)
             if fault is None:
                 self._hand_on(turn, address, outputs, now_s)
             else:
-                self._discard(outputs, address)
+                self._resting.discard(outputs, address)
                 self._fault(turn, fault, message.batch, now_s)
         self._dispatch(now_s)
         worker = self.fleet.workers.get(address)
         if worker is not None and not worker.held_slots:
             worker.rests(now_s)
 
-    def on_timer(self, now_s: float) -> None:
-        """A batch may start now."""
-        self._dispatch(now_s)
-
     def tick(self, now_s: float) -> None:
         """Refuses what is too late; starts what waited for its time."""
         self._owed.pass_time(now_s)
+        self.entrance.adapt(self.fleet)
         for call in [call for call in self._calls.values() if call.deadline_s <= now_s]:
             self._refuse(call, TooLate(call.too_late(now_s)))
         self._dispatch(now_s)
@@ -216,9 +233,7 @@ class ProgramCore:
             producer = address if output.ref is not None else ""
             parcel = Parcel(replace(output, producer=producer), allowed_s)
             parcels.append((output.stream, parcel))
-            if output.ref is not None:
-                self._resting[parcel] = output.ref.nbytes
-                self._waiting_bytes += output.ref.nbytes
+            self._resting.add(parcel)
         self._carry_out(call, call.flow.done(turn.work, parcels), now_s)
 
     def _carry_out(self, call: Call, step: Step[Parcel], now_s: float) -> None:
@@ -231,20 +246,22 @@ class ProgramCore:
                 message = step.answer.message
                 self._outcomes.append(Answer(call.number, message.body, message.content_type))
                 step.dropped.append(step.answer)
-            self._end(call, step)
+            self._end(call, step, None if step.answer is None else now_s)
             return
         for module in step.evict:
             self._evict(call, self._routes.stage_of[module])
         for parcel in step.dropped:
-            self._drop(parcel)
+            self._resting.drop(parcel)
         for work in step.ready:
             stage = self._routes.stage_of[work.module]
-            turn = Turn(self._next, call, stage, work, call.due_s, now_s)
+            is_new = call.epoch == 0 and work.parts[0][0] == self._graph.entry.name
+            turn = Turn(self._next, call, stage, work, call.due_s, call.arrived_s if is_new else now_s)
             self._next += 1
             if self._settings.batching.policy != "eager" or call.due_s < math.inf:
                 self._batches.date(turn, now_s)
             call.turns[turn.number] = self._turns[turn.number] = turn
-            self.meters[stage].arrived(now_s)
+            if not is_new:
+                self.meters[stage].arrived(now_s)
             self._batches.queues[stage].add(turn)
 
     def _fault(self, turn: Turn, fault: api.Fault, batch: int, now_s: float) -> None:
@@ -262,11 +279,12 @@ class ProgramCore:
         call.losses += 1
         most = self.gate.bounds.max_losses
         if call.losses > most:
-            self._refuse(call, Failure(f"{why}; {call.losses} workers lost, the bound is {most}"))
+            self._refuse(call, Failure(f"{why}; {call.losses} failures, the bound is {most}"))
         else:
             self._renew(call, now_s)
 
     def _renew(self, call: Call, now_s: float) -> None:
+        self.entrance.ended(call.number)
         self.replayed_tokens += sum(call.flow.executed.values())
         self._clear(call, call.flow.end("").dropped)
         call.epoch += 1
@@ -277,21 +295,22 @@ class ProgramCore:
         self._outcomes.append(Refuse(call.number, refusal))
         self._end(call, call.flow.end(str(refusal)))
 
-    def _end(self, call: Call, step: Step[Parcel]) -> None:
+    def _end(self, call: Call, step: Step[Parcel], answered_s: float | None = None) -> None:
         self._clear(call, step.dropped)
-        self.gate.leave(call.nbytes)
+        self.entrance.goes(call.number, answered_s)
+        self.suspects.forget(call.number)
         del self._calls[call.number]
 
     def _clear(self, call: Call, dropped: Iterable[Parcel]) -> None:
         """Takes a request out of queues and off workers, frees its tensors and its state."""
         for parcel in dropped:
-            self._drop(parcel)
+            self._resting.drop(parcel)
         for address in {*call.homes.values(), *(t.worker for t in call.turns.values() if t.worker)}:
-            self._evictions.setdefault(address, []).append((call.number, call.epoch, -1))
+            self._evictions.add(address, call.number, call.epoch, -1)
         for turn in list(call.turns.values()):
             self._leave(turn)
         for stage in list(call.homes):
-            self._unbind(call, stage)
+            self._batches.unbind(call, stage)
 
     def _leave(self, turn: Turn) -> None:
         """A turn waits and runs no longer."""
@@ -306,19 +325,25 @@ class ProgramCore:
     # ------------------------------------------------------------ workers and what they keep
 
     def _dispatch(self, now_s: float) -> None:
-        self._send_evictions()
+        self._sends += self._evictions.take(self.fleet)
         self._batches.next_start_s = math.inf
         entry = self._graph.entry.name
         has_news = True
         while has_news:
+            for number, refusal in self.entrance.turns(now_s):
+                if refusal is None:
+                    self._enter(self._calls[number], now_s)
+                else:
+                    self._refuse(self._calls[number], refusal)
             for address, worker in self._batches.idle_workers():
-                opens = self._waiting_bytes <= WAITING_BYTES
+                opens = self._resting.nbytes <= WAITING_BYTES
                 batch = self._batches.take(address, worker, now_s, opens=opens, entry=entry)
                 if batch:
                     self._send(address, batch, now_s)
             has_news = self._give_up(now_s)
         for meter, queue in zip(self.meters, self._batches.queues, strict=True):
             meter.queue = len(queue)
+        self.meters[self._entry].queue += len(self.entrance)
 
     def _send(self, address: str, batch: list[Turn], now_s: float) -> None:
         stage = batch[0].model
@@ -329,12 +354,11 @@ class ProgramCore:
         inputs: list[list[api.StreamMessage]] = []
         for turn in batch:
             turn.worker, turn.dispatched_s = address, now_s
-            if turn.home is None:
-                turn.call.homes[stage] = address
-                self._batches.homes[stage, address] += 1
+            self._batches.bind(turn, address)
+            self.entrance.goes_on(turn.call.number)
             slots = []
             for parcel in turn.parcels:
-                self._waiting_bytes -= self._resting.pop(parcel, 0)
+                self._resting.take(parcel)
                 if parcel.message.ref is not None:
                     slots.append((parcel.message.producer, parcel.message.ref.slot))
             self._owed.fetched(turn.number, address, slots)
@@ -361,39 +385,12 @@ class ProgramCore:
             else:
                 tried.add(stage)
                 self._batches.queues[stage].demote(turn)
+                self.entrance.steps_behind(turn.call.number)
         return bool(given_up)
-
-    def _unbind(self, call: Call, stage: int) -> None:
-        address = call.homes.pop(stage, None)
-        if address is not None:
-            self._batches.homes[stage, address] -= 1
 
     def _evict(self, call: Call, stage: int) -> None:
         """The request has left the module's loop: its state there goes."""
         address = call.homes.get(stage)
         if address is not None:
-            self._evictions.setdefault(address, []).append((call.number, call.epoch, stage))
-            self._unbind(call, stage)
-
-    def _send_evictions(self) -> None:
-        for address, entries in self._evictions.items():
-            if address in self.fleet.workers:
-                numbers, epochs, stages = zip(*entries, strict=True)
-                self._sends.append((address, api.Evict(list(numbers), list(epochs), list(stages))))
-        self._evictions.clear()
-
-    def _drop(self, parcel: Parcel) -> None:
-        """Nobody will use this message; what a consumer was sent to fetch, it acknowledges itself."""
-        nbytes = self._resting.pop(parcel, None)
-        if nbytes is not None and parcel.message.ref is not None:
-            self._waiting_bytes -= nbytes
-            self._free(parcel.message.producer, parcel.message.ref.slot)
-
-    def _discard(self, outputs: Iterable[api.StreamMessage], address: str) -> None:
-        for output in outputs:
-            if output.ref is not None:
-                self._free(address, output.ref.slot)
-
-    def _free(self, producer: str, slot: int) -> None:
-        if producer in self.fleet.workers:
-            self._sends.append((producer, api.Ack([slot])))
+            self._evictions.add(address, call.number, call.epoch, stage)
+            self._batches.unbind(call, stage)

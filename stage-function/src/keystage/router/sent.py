@@ -7,7 +7,7 @@ from keystage.wire.events import EventLog
 
 
 def log_sent(events: EventLog, replica: str, message: api.Message) -> None:
-    """Writes down sessions that start, move or are handed over, new paths, and dispatched items.
+    """Writes down sessions that start, move, are handed over or leave, new paths, and dispatched items.
 
     Args:
         events: the log.
@@ -29,6 +29,8 @@ def log_sent(events: EventLog, replica: str, message: api.Message) -> None:
             events.write("hand", replica=replica, session=message.session, stage=message.stage)
         case api.Route():
             events.write("route", path=message.path, replicas=message.replicas, waves=message.waves)
+        case api.Release():
+            events.write("release", replica=replica, sessions=message.sessions, epochs=message.epochs)
         case api.Work() | api.Fetch() | api.Run():
             events.write("dispatch", replica=replica, stage=message.stage, sessions=message.sessions)
         case _:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from keystage.wire.metrics import ANSWER_BOUNDS_S, Exemplar
+from keystage.wire.metric_spec import ANSWER_BOUNDS_S
+from keystage.wire.metrics import Exemplar
 
 
 class Histogram:

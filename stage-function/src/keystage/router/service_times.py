@@ -18,6 +18,8 @@ UNKNOWN = LatencyProfile(1e-6, 0.0)
 """Stands for a stage of which nothing is known: so short that nothing is given up because of it."""
 FIRST_BATCHES = 2
 """Of a worker, which wake what sleeps from then on no more: their delays do not count."""
+CHANGE_RATIO = 0.02
+"""A profile that moved by less is not told to the scheduler: it would compute every candidate anew."""
 MOST_DELAY_S = 0.25
 """A longer way to a worker and back is a hang, not a delay to plan with."""
 
@@ -146,3 +148,13 @@ def bundled(profile: StageProfile | None) -> LatencyProfile | None:
         return LatencyProfile(profile.alpha_s, profile.beta_s)
     except ProfileError:
         return None
+
+
+def differs(one: LatencyProfile, other: LatencyProfile) -> bool:
+    """Whether a profile has moved so much that it is told."""
+    if one.most != other.most:
+        return True
+    return any(
+        abs(one.latency_s(b) - other.latency_s(b)) > CHANGE_RATIO * other.latency_s(b)
+        for b in (1, min(one.most, 16))
+    )

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from keystage.models.blocks import BLOCK_TOKENS, blocks_for
 from keystage.router.engine import Generation, Refusal
+from keystage.router.fair_queue import Waiter
 from keystage.router.trails import Trail
 from keystage.wire.api import SessionSpec, TensorRef
 
@@ -100,7 +101,7 @@ class Session:
         epoch: epoch of the current path.
         path: current path, None when queued.
         bound_s: when it was last bound.
-        losses: workers lost or refusals suffered.
+        losses: refusals suffered since its last token.
         held_kv: KV positions of credit it has taken on its path.
         handing: the move under way, None for none.
         trail: what is noted for its trace, None: it has none.
@@ -135,6 +136,18 @@ class Session:
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def left_tokens(self) -> int:
+        """Tokens that it may still generate, at least 1."""
+        return max(1, self.request.max_tokens - self.generated)
+
+    @property
+    def waiter(self) -> Waiter:
+        """What the queue knows of it; its work is that of its tokens, those there and those to come."""
+        request = self.request
+        cost = len(self.tokens) + self.left_tokens
+        return Waiter(self.number, request.tenant, request.priority, cost)
 
     @property
     def is_complete(self) -> bool:
@@ -184,7 +197,7 @@ class Item:
         worker: replica serving it.
         ref: where its input for `stage` lies; None at stage 0.
         producer: replica that parked it.
-        losses: workers lost.
+        losses: failures suffered.
         due_s: when it should be answered: its own deadline or the pipeline's objective, infinite for neither.
     """
 
@@ -205,6 +218,19 @@ class Item:
     producer: str | None = None
     losses: int = 0
     due_s: float = math.inf
+
+    def too_late(self, now_s: float) -> str:
+        """Why it is given up at its deadline."""
+        limit_s, taken_s = self.deadline_s - self.arrived_s, now_s - self.arrived_s
+        return f"deadline of {limit_s:.3g} s passed at stage {self.stage} after {taken_s:.3g} s"
+
+    def no_time(self, now_s: float, stages: int) -> str:
+        """Why it is given up before its deadline."""
+        return (
+            f"its deadline of {self.due_s - self.arrived_s:.3g} s cannot be met any more: "
+            f"{now_s - self.arrived_s:.3g} s have passed and it waits for stage {self.stage} of "
+            f"{stages} (KEYSTAGE_LATE=refuse)"
+        )
 
 
 # ---------------------------------------------------------------- what a core tells its shell

@@ -16,11 +16,14 @@ from keystage.router.admission import AdmissionBounds, Gate
 from keystage.router.batch_settings import BatchSettings
 from keystage.router.binding import Binding, Bound
 from keystage.router.counters import StageMeter
-from keystage.router.engine import Failure, Refusal, TooLate
+from keystage.router.engine import NOBODY, Caller, Failure, Refusal, TooLate
 from keystage.router.fleet import Fleet
+from keystage.router.lobby import Lobby
 from keystage.router.owed_acks import OwedAcks
 from keystage.router.service_times import ServiceTimes
 from keystage.router.sessions import Answer, Item, Outcome, Refuse, SessionState, advance
+from keystage.router.single_sends import message_of
+from keystage.router.suspects import UNTOLD, Ending, Suspects
 from keystage.router.trails import Trail
 from keystage.wire import api
 
@@ -49,6 +52,7 @@ class SinglePassCore:
     ) -> None:
         self.fleet = fleet
         self.gate = Gate(bounds)
+        self.entrance = Lobby(self.gate, "items", settings or BatchSettings(), apart=False)
         self.meters = [StageMeter(stage) for stage in range(fleet.stages)]
         self.requests = 0
         self.completed = 0
@@ -59,7 +63,8 @@ class SinglePassCore:
         self._settings = settings = settings or BatchSettings()
         self._items: dict[int, Item] = {}
         profiles = [stage.profile for stage in stages] or [None] * fleet.stages
-        self._binding = Binding(fleet, settings, ServiceTimes(profiles), self._is_full)
+        self.suspects = Suspects(bounds.max_losses)
+        self._binding = Binding(fleet, settings, ServiceTimes(profiles), self._is_full, self.suspects)
         # Bytes of the activations that wait for each stage.
         self._waiting_bytes = [0] * fleet.stages
         self._sends: list[tuple[str, api.Message]] = []
@@ -87,6 +92,7 @@ class SinglePassCore:
         now_s: float,
         dtype: str = "uint8",
         shape: tuple[int, ...] | None = None,
+        caller: Caller = NOBODY,
     ) -> int:
         """Admits an item; returns its number.
 
@@ -96,21 +102,24 @@ class SinglePassCore:
             now_s: the time.
             dtype: element type of the payload.
             shape: its shape, None: bytes in a row.
+            caller: who asks.
 
         Raises:
             QueueFull: a bound is reached.
+            DeadlineUnreachable: it would not be answered in time.
         """
         self._changed(now_s)
-        self.gate.enter(len(payload))
         limit_s = deadline_s if deadline_s is not None else self.gate.bounds.default_deadline_s
         axes = (len(payload),) if shape is None else shape
         item = Item(self._next, payload, now_s, now_s + limit_s, dtype, axes, queued_s=now_s)
         item.due_s = self._settings.due_s(now_s, deadline_s)
+        while gone := self.entrance.submit(item, len(payload), caller):
+            self._refuse(self._items[gone[0]], gone[1], now_s)
         self._next += 1
         self.requests += 1
         self._items[item.number] = item
         self.meters[0].arrived(now_s)
-        self._wait(item)
+        self.meters[0].queue += 1
         return item.number
 
     def cancel(self, number: int, now_s: float) -> None:
@@ -134,17 +143,23 @@ class SinglePassCore:
         """Nothing moves: items at the replica are finished there."""
         self._workers_changed(now_s)
 
-    def worker_lost(self, address: str, now_s: float) -> None:
+    def worker_lost(self, address: str, now_s: float, ending: Ending = UNTOLD) -> None:
         """A worker died (and is out of the fleet): what it served or held starts over."""
         self._workers_changed(now_s)
         for living in self.fleet.workers:
             self._sends.append((living, api.Unroute([], [address])))
         for producer, slot in self._owed.died(address):
             self._free(producer, slot)
-        self._binding.lost(address, now_s)
+        had = self._binding.lost(address, now_s)
+        ran = [item for item in self._items.values() if item.worker == address]
+        stages = {stage for item in ran for stage in range(item.stage, item.last + 1)}
+        points = {item.number: float(item.last) for item in ran}
+        convicted = self.suspects.blame(points, stages, ending, others=had - len(ran))
+        for number, reason in convicted.items():
+            self._refuse(self._items[number], Failure(reason), now_s)
         for item in list(self._items.values()):
             if item.worker == address or (item.producer == address and item.state is SessionState.QUEUED):
-                self._start_over(item, now_s, f"worker at {address} died")
+                self._start_over(item, now_s)
 
     def failed(self, message: api.Failed, now_s: float) -> None:
         """A batch failed at a worker."""
@@ -189,7 +204,7 @@ class SinglePassCore:
                 continue
             self.completed += 1
             self.gate.completed(now_s)
-            self.gate.leave(len(item.payload))
+            self.entrance.goes(number, now_s)
             self._outcomes.append(Answer(number, payload))
             item.state = advance(item.state, SessionState.FINISHED)
             del self._items[number]
@@ -201,14 +216,7 @@ class SinglePassCore:
         if self._settings.late == "refuse":
             self._refuse_hopeless(now_s)
         for item in [i for i in self._items.values() if i.deadline_s <= now_s]:
-            self._refuse(
-                item,
-                TooLate(
-                    f"deadline of {item.deadline_s - item.arrived_s:.3g} s passed at stage {item.stage} "
-                    f"after {now_s - item.arrived_s:.3g} s"
-                ),
-                now_s,
-            )
+            self._refuse(item, TooLate(item.too_late(now_s)), now_s)
 
     def next_timer_s(self) -> float:
         """When `on_timer` is to be called at the latest, infinite for never."""
@@ -226,6 +234,7 @@ class SinglePassCore:
 
     def _workers_changed(self, now_s: float) -> None:
         self._changed(now_s)
+        self.entrance.adapt(self.fleet)
         self._binding.workers_changed()
 
     def _wait(self, item: Item) -> None:
@@ -237,41 +246,38 @@ class SinglePassCore:
         """Sends what the scheduler decides on; what it gives up is refused, or waits behind the others."""
         while self._has_changed:
             self._has_changed = False
+            for number, refusal in self.entrance.turns(now_s):
+                if refusal is None:
+                    self._binding.wait(self._items[number])
+                else:
+                    self._refuse(self._items[number], refusal, now_s)
             bound, given_up = self._binding.settle(now_s)
             for batch in bound:
                 self._send(batch, now_s)
             tried: set[int] = set()
             for item in given_up:
                 self._has_changed = True
+                self.entrance.steps_behind(item.number)
                 if self._settings.late == "demote" or not self._binding.is_hopeless(item, now_s):
                     self._binding.demote(item, now_s)
                 elif item.stage not in tried and self._binding.is_in_the_dark(item.stage, now_s):
                     self._binding.demote(item, now_s)
                     tried.add(item.stage)
                 else:
-                    self._refuse(item, self._too_late(item, now_s), now_s)
+                    self._refuse(item, TooLate(item.no_time(now_s, self.fleet.stages)), now_s)
 
     def _refuse_hopeless(self, now_s: float) -> None:
         """Those that were given up, waited for a chance, and have none any more."""
         binding = self._binding
-        waiting = [item for item in self._items.values() if item.state is SessionState.QUEUED]
-        for item in waiting:
+        queued = (item for item in self._items.values() if item.state is SessionState.QUEUED)
+        for item in [item for item in queued if item.number not in self.entrance.queue]:
             is_lost = binding.is_demoted(item) and binding.is_hopeless(item, now_s)
             if is_lost and not binding.is_in_the_dark(item.stage, now_s):
-                self._refuse(item, self._too_late(item, now_s), now_s)
-
-    def _too_late(self, item: Item, now_s: float) -> TooLate:
-        return TooLate(
-            f"its deadline of {item.due_s - item.arrived_s:.3g} s cannot be met any more: "
-            f"{now_s - item.arrived_s:.3g} s have passed and it waits for stage {item.stage} of "
-            f"{self.fleet.stages} (KEYSTAGE_LATE=refuse)"
-        )
+                self._refuse(item, TooLate(item.no_time(now_s, self.fleet.stages)), now_s)
 
     def _is_full(self, stage: int) -> bool:
         """Whether the bytes waiting for a stage are over their bound (never beyond the last)."""
-        if stage >= self.fleet.stages:
-            return False
-        return self._waiting_bytes[stage] > WAITING_BYTES
+        return stage < self.fleet.stages and self._waiting_bytes[stage] > WAITING_BYTES
 
     def _send(self, bound: Bound, now_s: float) -> None:
         stage, last, address, batch = bound.stage, bound.last, bound.address, bound.items
@@ -282,21 +288,11 @@ class SinglePassCore:
         for item in batch:
             item.state = advance(item.state, SessionState.RUNNING)
             item.worker, item.last, item.dispatched_s = address, last, now_s
-        numbers, epochs = [item.number for item in batch], [item.epoch for item in batch]
-        more = last + 1 < self.fleet.stages
-        if stage == 0:
-            shapes = [item.shape for item in batch]
-            payloads = [item.payload for item in batch]
-            work = api.Work(0, last, numbers, epochs, batch[0].dtype, shapes, payloads, more)
-            self._sends.append((address, work))
-            return
-        refs = [item.ref for item in batch if item.ref is not None]
-        producers = [item.producer for item in batch if item.producer is not None]
-        assert len(refs) == len(producers) == len(batch)
-        for item, ref, producer in zip(batch, refs, producers, strict=True):
-            self._owed.fetched((item.number, item.epoch), address, [(producer, ref.slot)])
-        self._waiting_bytes[stage] -= sum(ref.nbytes for ref in refs)
-        self._sends.append((address, api.Fetch(stage, last, numbers, epochs, refs, producers, more)))
+            self.entrance.goes_on(item.number)
+            if item.ref is not None and item.producer is not None:
+                self._owed.fetched((item.number, item.epoch), address, [(item.producer, item.ref.slot)])
+                self._waiting_bytes[stage] -= item.ref.nbytes
+        self._sends.append((address, message_of(bound, more=last + 1 < self.fleet.stages)))
 
     def _reported(
         self, numbers: Iterable[int], epochs: Iterable[int], started_s: float, compute_s: float, now_s: float
@@ -328,8 +324,12 @@ class SinglePassCore:
         share_s = compute_s / (stage - item.stage + 1)
         sojourn_s = now_s - item.queued_s - compute_s + share_s
         handoff_s = now_s - item.dispatched_s - compute_s
+        self.suspects.passed(number, stage + 0.5)
         if number in self.trails:
-            self._note(self.trails[number], item, now_s, compute_s)
+            worker, times_s = self.fleet.workers.get(item.worker), (item.queued_s, item.dispatched_s)
+            ready_s = worker.ready_s if worker else 0.0
+            span = item.stage, item.last
+            self.trails[number].visited(span, (*times_s, now_s, compute_s), item.worker, ready_s)
         for passed in range(item.stage, stage + 1):
             meter = self.meters[passed]
             if passed > item.stage:
@@ -342,27 +342,17 @@ class SinglePassCore:
                 self.meters[passed].left(is_late=now_s > self._binding.stage_due_s(item, passed))
         return item
 
-    def _note(self, trail: Trail, item: Item, now_s: float, compute_s: float) -> None:
-        worker = self.fleet.workers.get(item.worker or "")
-        times_s = item.queued_s, item.dispatched_s, now_s, compute_s
-        trail.visited((item.stage, item.last), times_s, item.worker or "", worker.ready_s if worker else 0.0)
-
     def _still_held(self, numbers: list[int], epochs: list[int], address: str) -> int:
         """Items of a batch whose credit was not given back already by a cancellation."""
-        held = 0
-        for number, epoch in zip(numbers, epochs, strict=True):
-            item = self._items.get(number)
-            held += item is not None and item.epoch == epoch and item.worker == address
-        return held
+        items = (self._items.get(number) for number in numbers)
+        pairs = zip(items, epochs, strict=True)
+        return sum(item is not None and (item.epoch, item.worker) == (e, address) for item, e in pairs)
 
-    def _start_over(self, item: Item, now_s: float, why: str) -> None:
-        item.losses += 1
-        if item.losses > self.gate.bounds.max_losses:
-            self._refuse(
-                item,
-                Failure(f"{why}; {item.losses} workers lost, the bound is {self.gate.bounds.max_losses}"),
-                now_s,
-            )
+    def _start_over(self, item: Item, now_s: float, why: str = "") -> None:
+        self.entrance.ended(item.number)
+        item.losses += bool(why)
+        if item.losses > (most := self.gate.bounds.max_losses):
+            self._refuse(item, Failure(f"{why}; {item.losses} failures, the bound is {most}"), now_s)
             return
         self._leave(item, now_s)
         item.state = advance(advance(SessionState.QUEUED, SessionState.RUNNING), SessionState.QUEUED)
@@ -374,7 +364,8 @@ class SinglePassCore:
     def _leave(self, item: Item, now_s: float) -> None:
         """Takes an item out of its queue or off its worker, and frees what it holds."""
         if item.state is SessionState.QUEUED:
-            self._binding.withdraw(item, now_s)
+            if item.number not in self.entrance.queue:
+                self._binding.withdraw(item, now_s)
             self.meters[item.stage].queue -= 1
             if item.ref is not None:
                 self._waiting_bytes[item.stage] -= item.ref.nbytes
@@ -393,6 +384,7 @@ class SinglePassCore:
 
     def _end(self, item: Item, state: SessionState, now_s: float) -> None:
         self._leave(item, now_s)
-        self.gate.leave(len(item.payload))
+        self.entrance.goes(item.number)
         item.state = advance(item.state, state)
+        self.suspects.forget(item.number)
         del self._items[item.number]

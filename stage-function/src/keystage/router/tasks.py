@@ -6,6 +6,7 @@ import enum
 
 from keystage.bundle.api import Pipeline
 from keystage.models.bert_config import MASK_FILLER
+from keystage.models.config_fields import architectures
 
 
 class Task(enum.Enum):
@@ -33,7 +34,7 @@ def task_of(pipeline: Pipeline) -> Task | None:
     if pipeline.execution == "program":
         return Task.PROGRAM
     match pipeline.family:
-        case "bert" if MASK_FILLER in (pipeline.config.get("architectures") or ()):
+        case "bert" if MASK_FILLER in architectures(pipeline.config):
             return Task.FILL_MASK
         case "bert":
             return Task.EMBED

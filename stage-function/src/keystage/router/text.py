@@ -17,6 +17,8 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from keystage.bundle.api import Pipeline
+from keystage.bundle.errors import BundleError
+from keystage.router.engine import InvalidRequest
 from keystage.router.text_pieces import Pieces, pieces_of
 
 _CONTEXT_IDS = 6
@@ -137,12 +139,17 @@ class HfText:
 
     def encode(self, text: str) -> list[int]:
         """See `TextCodec`. Safe to call from a thread."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._encoded(text, whole=False)
 
     def encode_whole(self, text: str) -> list[int]:
         """See `TextCodec`. Safe to call from a thread."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+        return self._encoded(text, whole=True)
+
+    def _encoded(self, text: str, *, whole: bool) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=whole).ids
+        except Exception as error:  # tokenizers raises plain `Exception`s: a word it has no token for
+            raise InvalidRequest(f"the tokenizer has no tokens for the text: {error}") from error
         return ids
 
     def token_id(self, token: str) -> int | None:
@@ -204,10 +211,16 @@ def load_text(pipeline: Pipeline, bundle: Path | None) -> TextCodec:
         bundle: its folder, None for a pipeline without files.
 
     Raises:
-        FileNotFoundError: the pipeline names a tokenizer and the file is not there.
+        BundleError: the pipeline names a tokenizer, and the file is not there or is none.
     """
     if not pipeline.tokenizer:
         return ByteText()
     if bundle is None:
-        raise FileNotFoundError(f"pipeline {pipeline.name!r} names {pipeline.tokenizer!r} but has no folder")
-    return HfText((bundle / pipeline.tokenizer).read_bytes())
+        raise BundleError(f"pipeline {pipeline.name!r} names {pipeline.tokenizer!r} but has no folder")
+    path = bundle / pipeline.tokenizer
+    try:
+        return HfText(path.read_bytes())
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror or error}") from error
+    except Exception as error:  # tokenizers raises plain `Exception`s
+        raise BundleError(f"{path}: no tokenizer: {error}") from error

@@ -2,7 +2,8 @@
 
 Before it: `router.openai_chat` has validated the messages. After it: the text is tokenised as it
 is, for the template itself writes the special tokens. Templates come with models, so they run in
-Jinja's immutable sandbox. Environment as in transformers' `apply_chat_template`.
+Jinja's immutable sandbox, which here bounds powers and repetition too: those of constants are computed
+while a template is compiled. Environment as in transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,19 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from keystage.bundle.errors import BundleError
 from keystage.router.engine import InvalidRequest
+
+_MOST_BASE = 1000
+_MOST_REPEATED = 1 << 20
+_FAULTS = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError, SyntaxError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""What a template's own expressions raise: they are the model's, and no fault of the router's."""
 
 
 def _raise_exception(message: str) -> None:
@@ -32,21 +43,35 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("**", "*"))
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """See `SandboxedEnvironment`; refuses results that would be long."""
+        if operator == "**" and max(abs(left), abs(right)) > _MOST_BASE:
+            raise SecurityError(f"a power of more than {_MOST_BASE}")
+        for one, other in ((left, right), (right, left)):
+            if hasattr(one, "__len__") and isinstance(other, int) and len(one) * other > _MOST_REPEATED:
+                raise SecurityError(f"a text or list of more than {_MOST_REPEATED} elements")
+        return super().call_binop(context, operator, left, right)
+
+
 class ChatTemplate:
     """A compiled template.
 
     Raises:
-        jinja2.TemplateSyntaxError: the source is no template.
+        BundleError: the source is no template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, *_FAULTS) as error:
+            raise BundleError(f"the chat template is none: {error}") from error
         self._special = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -60,4 +85,8 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise InvalidRequest(
                 f"the chat template refuses the messages: {error.message}", param="messages"
+            ) from error
+        except _FAULTS as error:
+            raise InvalidRequest(
+                f"the chat template fails with the messages: {error}", param="messages"
             ) from error

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+_MOST_A_TOKEN, _MOST_BEYOND = 4, 1 << 16
+"""Ids up to so many times the number of tokens, and so many more: vocabularies are padded, not sparse."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -127,10 +129,13 @@ def pieces_of(source: bytes, vocab: Mapping[str, int]) -> Pieces | None:
     if file.decoder is None or (reader := _reader(file.decoder)) is None:
         return None
     piece, strip = reader
-    table = [b""] * (max(vocab.values(), default=-1) + 1)
+    largest = max(vocab.values(), default=-1)
+    if largest >= _MOST_A_TOKEN * len(vocab) + _MOST_BEYOND:
+        return None  # a table of ids that hardly any token has would be memory for nothing
+    table = [b""] * (largest + 1)
     for token, token_id in vocab.items():
         table[token_id] = piece(token)
     for added in file.added_tokens:
-        if added.id < len(table):
+        if 0 <= added.id < len(table):
             table[added.id] = b"" if added.special else added.content.encode()
     return Pieces(table, strip)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from keystage.router.engine import Engine, Generation, InvalidRequest, TooLate
+from keystage.router.api_keys import caller_of
+from keystage.router.engine import NOBODY, Caller, Engine, Generation, InvalidRequest, TooLate
 from keystage.router.face_http import (
     JSON,
     TEXT,
@@ -58,6 +59,7 @@ class _Call:
     before: list[int]
     form: str
     temperature: float
+    caller: Caller = NOBODY
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Transcriptions:
         receive: Receive,
         send: Send,
     ) -> None:
-        call = self._read(model, fields, file)
+        call = dataclasses.replace(self._read(model, fields, file), caller=caller_of(scope))
         with watched(receive):
             segments, language = await self._transcribe(model, call, deadline_s(scope))
         await send_whole(send, *_rendered(call, segments, language))
@@ -165,11 +167,13 @@ class Transcriptions:
             heard = (await asyncio.to_thread(call.sound.resampled, first, last, RATE)).tobytes()
             if language is None:
                 asked = model.asks_language()
-                (token,) = await self._generate(model, asked, 1, heard, 0.0, _left_s(end_s)) or [0]
+                wanted = 1, heard, 0.0, _left_s(end_s), call.caller
+                (token,) = await self._generate(model, asked, *wanted) or [0]
                 language = model.language_of(token) or "en"
             prompt = model.prompt(language, call.before)
             most = model.most_tokens(prompt)
-            ids = await self._generate(model, prompt, most, heard, call.temperature, _left_s(end_s))
+            wanted = most, heard, call.temperature, _left_s(end_s), call.caller
+            ids = await self._generate(model, prompt, *wanted)
             text = model.text(self._text, ids)
             segments.append(_Segment(first / RATE, last / RATE, text, ids))
         return segments, language or "en"
@@ -182,6 +186,7 @@ class Transcriptions:
         heard: bytes,
         temperature: float,
         within_s: float | None,
+        caller: Caller,
     ) -> list[int]:
         request = Generation(
             prompt=prompt,
@@ -193,6 +198,8 @@ class Transcriptions:
             deadline_s=within_s,
             input=heard,
             whole=len(prompt),
+            tenant=caller.tenant,
+            priority=caller.priority,
         )
         found: list[int] = []
         # The port promises `aclose`; its type says AsyncIterator so that engines may be classes.

@@ -8,14 +8,18 @@ the special tokens are those of OpenAI's Whisper (Radford et al., arXiv 2212.043
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from keystage.bundle.api import Pipeline
+from keystage.bundle.errors import SplitError
+from keystage.models.config_fields import count, shown
 from keystage.router.openai_errors import FieldRefused
 from keystage.router.text import TextCodec, decode
 from keystage.router.transcriptions_languages import LANGUAGES
 
 FAMILY = "whisper"
+MOST_POSITIONS = 100_000
+"""Frames or tokens of one session; a prompt lists as many placeholders."""
 RATE = 16_000
 """Samples a second."""
 _FRAME_SAMPLES = 320
@@ -107,21 +111,29 @@ class SpeechModel:
 
 
 def speech_model(pipeline: Pipeline, codec: TextCodec) -> SpeechModel | None:
-    """The pipeline as a speech model, None when it is none."""
+    """The pipeline as a speech model, None when it is none.
+
+    Raises:
+        SplitError: its config says what cannot be.
+    """
     if pipeline.family != FAMILY:
         return None
     config = pipeline.config
     generation = config.get("generation") or {}
+    if not isinstance(generation, Mapping):
+        raise SplitError(f"generation_config.json must be an object, got {shown(generation)}")
     specials = _specials(codec) if pipeline.tokenizer else {}
     below = min([pipeline.vocab_size, *specials.values()])
     start = specials.get("<|startoftranscript|>", config.get("decoder_start_token_id", 0))
+    if not isinstance(start, int):
+        raise SplitError(f"config.json: decoder_start_token_id must be a token id, got {shown(start)}")
     is_multilingual = generation.get("is_multilingual", pipeline.vocab_size >= _ENGLISH_ONLY_BELOW)
     return SpeechModel(
         name=pipeline.name,
-        frames=int(config.get("max_source_positions", 1500)),
-        token_positions=int(config.get("max_target_positions", 448)),
+        frames=count(config, "max_source_positions", 1500, MOST_POSITIONS),
+        token_positions=count(config, "max_target_positions", 448, MOST_POSITIONS),
         eos=tuple(pipeline.eos),
-        start=int(start),
+        start=start,
         is_multilingual=bool(is_multilingual) and "<|transcribe|>" in specials,
         specials=specials,
         text_below=below,

@@ -27,8 +27,9 @@ from keystage.router.binding import DARK_S
 from keystage.router.device_turns import DeviceTurns, Offer
 from keystage.router.fleet import Fleet, Worker
 from keystage.router.service_times import bundled
+from keystage.router.suspects import Suspects
 from keystage.router.turn_rounds import Rounds
-from keystage.router.turns import Turn, TurnQueue
+from keystage.router.turns import Call, Turn, TurnQueue
 from keystage.streams.graph import Routes, successors
 from keystage.streams.loop_queue import LoopQueue
 
@@ -49,6 +50,7 @@ class TurnBatches:
         priors: what is known of each module's service time before it is measured.
         routes: of the program.
         turns: which module of a worker comes first.
+        suspects: requests that run apart where their worker died.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class TurnBatches:
         priors: Sequence[LatencyProfile | None],
         routes: Routes,
         turns: DeviceTurns,
+        suspects: Suspects,
     ) -> None:
         self._fleet = fleet
+        self._suspects = suspects
         self._policies = list(policies)
         self._eager = Eager()
         modules = routes.graph.modules
@@ -80,6 +84,18 @@ class TurnBatches:
         self.homes: Counter[tuple[int, str]] = Counter()
         self.given_up: list[Turn] = []
         self.next_start_s = math.inf
+
+    def bind(self, turn: Turn, address: str) -> None:
+        """A turn runs at a worker, which has what its module keeps of the request from now on."""
+        if turn.home is None:
+            turn.call.homes[turn.model] = address
+            self.homes[turn.model, address] += 1
+
+    def unbind(self, call: Call, stage: int) -> None:
+        """Nothing of a request is at a module any more."""
+        address = call.homes.pop(stage, None)
+        if address is not None:
+            self.homes[stage, address] -= 1
 
     def measured(self, stage: int, batch: int, seconds: float, now_s: float) -> None:
         """A batch was computed."""
@@ -116,8 +132,6 @@ class TurnBatches:
             turn.share_s = left_s / turn.visits
             batch = 1 if turn.has_begun else max(1, profile.largest_batch(turn.share_s))
             turn.deadline_s = now_s + left_s - (turn.visits - 1) * profile.latency_s(batch)
-            rounds = Rounds(profile, self.pace_ratio(stage), now_s, self._after_s(stage))
-            turn.pace_s = rounds.seconds(rounds.fits(turn.share_s))
         elif partial_s:
             turn.share_s = partial_s
             turn.deadline_s = call.arrived_s + turn.allowed_s + partial_s
@@ -138,7 +152,7 @@ class TurnBatches:
         idle = [
             (address, worker)
             for address, worker in self._fleet.workers.items()
-            if not worker.held_slots and (worker.free_slots > 0 or worker.is_draining)
+            if not worker.held_slots and (worker.free_slots > 0 or worker.is_leaving)
         ]
         return sorted(idle, key=lambda entry: entry[1].hello.replica)
 
@@ -187,15 +201,19 @@ class TurnBatches:
             else:
                 continue
             seen.add(turn.call.number)
-        share = 0 if worker.is_draining else self._share(stage, address, worker, len(free))
+        share = 0 if worker.is_leaving else self._share(stage, address, worker, len(free))
         turns = sorted(mine + free[:share], key=lambda turn: turn.order)
-        if turns and turns[0].call.is_alone:
+        if turns and self._is_alone(turns[0]):
             return turns[:1]
-        return [turn for turn in turns if not turn.call.is_alone]
+        return [turn for turn in turns if not self._is_alone(turn)]
+
+    def _is_alone(self, turn: Turn) -> bool:
+        """Whether a turn is to be a batch of its own."""
+        return turn.call.is_alone or self._suspects.is_due(turn.call.number, turn.model, turn.rounds)
 
     def _share(self, stage: int, address: str, worker: Worker, free: int) -> int:
         """How many of the turns without a home this worker may take."""
-        ready = [(a, w) for a, w in self._fleet.of_stage(stage) if w.is_ready]
+        ready = [(a, w) for a, w in self._fleet.of_stage(stage) if w.takes_new]
         if not self._keeping[stage]:
             idle = sum(not w.held_slots for _, w in ready)
             return -(-free // max(1, idle))
@@ -212,9 +230,7 @@ class TurnBatches:
                 queue.push_back(turn)
             else:
                 queue.push(turn)
-        most = (
-            worker.hello.max_batch if worker.is_draining else min(worker.free_slots, worker.hello.max_batch)
-        )
+        most = worker.hello.max_batch if worker.is_leaving else min(worker.free_slots, worker.hello.max_batch)
         profile = self._fits[stage].profile(most)
         if profile is not None and self._plans_rounds[stage] and all(_is_counted(turn) for turn in turns):
             rounds = Rounds(profile, self.pace_ratio(stage), now_s, self._after_s(stage))

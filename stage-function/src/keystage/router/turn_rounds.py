@@ -8,8 +8,8 @@ rounds that are left. It takes the service of a batch, times what other modules 
 2. Who has begun the loop goes on, all in one batch, as long as that is quick enough for each. If it is too
    slow for the tightest, that one gets smaller batches while the others can spare the rounds; else it is
    given up: carrying it on would make all late.
-3. Newcomers fill up the batch while it stays quick enough for all in it. One that could only be begun as one
-   of fewer than when it came, or not even alone, is given up: it would hold the others down.
+3. Newcomers fill up the batch while it stays quick enough for all in it. One that could not even begin alone
+   is given up; until then it waits, since who leaves the loop may make room (decision 029).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Rounds:
         tight_s = self.share_s(batch[-1]) if batch else math.inf
         for turn in sorted(newcomers, key=lambda turn: (turn.call.due_s, turn.number)):
             least_s = min(tight_s, self.share_s(turn))
-            if self.share_s(turn) < max(turn.pace_s, self.seconds(1)):
+            if self.share_s(turn) < self.seconds(1):
                 given_up.append(turn)
             elif len(batch) < self.profile.most and self.seconds(len(batch) + 1) <= least_s:
                 batch.append(turn)

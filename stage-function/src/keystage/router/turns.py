@@ -43,7 +43,7 @@ class Call:
         due_s: when it should be answered, `math.inf` where nobody said.
         flow: its way, anew in each epoch.
         epoch: grows when it starts over.
-        losses: workers lost.
+        losses: failures suffered.
         is_alone: a batch failed with it: from now on its turns are batches of their own.
         turns: what waits or runs, by number.
         homes: by module the worker that has state of it, or is running it.
@@ -103,10 +103,9 @@ class Turn(BudgetRequest):
         dispatched_s: when it was sent.
         worker: where it runs, None while it waits.
         is_late: its budget is spent: it waits behind those that can be in time.
-        pace_s: what a round may take at most if the request is to begin a loop; 0: it is in none.
     """
 
-    __slots__ = ("call", "dispatched_s", "is_late", "pace_s", "work", "worker")
+    __slots__ = ("call", "dispatched_s", "is_late", "work", "worker")
 
     def __init__(
         self, number: int, call: Call, stage: int, work: Work[Parcel], deadline_s: float, now_s: float
@@ -117,7 +116,6 @@ class Turn(BudgetRequest):
         self.dispatched_s = 0.0
         self.worker: str | None = None
         self.is_late = False
-        self.pace_s = 0.0
 
     @property
     def home(self) -> str | None:
@@ -135,9 +133,14 @@ class Turn(BudgetRequest):
         return max(parcel.message.visits for parcel in self.parcels)
 
     @property
+    def rounds(self) -> int:
+        """How often its request has passed the module before."""
+        return self.call.flow.executed[self.work.module]
+
+    @property
     def has_begun(self) -> bool:
         """Whether its request has passed the module before."""
-        return self.call.flow.executed[self.work.module] > 0
+        return self.rounds > 0
 
     @property
     def allowed_s(self) -> float:

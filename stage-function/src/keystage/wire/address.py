@@ -79,7 +79,7 @@ def join_host(host: str, port: int) -> str:
 
 def _host_port(value: str, text: str) -> str:
     host, _, port = value.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         raise WireError(f"address {text!r}: {value!r} is no HOST:PORT")
     return value
 

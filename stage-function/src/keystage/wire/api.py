@@ -21,6 +21,7 @@ import msgspec
 from keystage.wire.handing import Hand as Hand
 from keystage.wire.handing import Handed as Handed
 from keystage.wire.handing import KvState as KvState
+from keystage.wire.heartbeat import Heartbeat as Heartbeat
 from keystage.wire.program import Evict as Evict
 from keystage.wire.program import Fault as Fault
 from keystage.wire.program import Ran as Ran
@@ -35,11 +36,8 @@ from keystage.wire.single_pass import Fetch as Fetch
 from keystage.wire.single_pass import Parked as Parked
 from keystage.wire.single_pass import Results as Results
 from keystage.wire.single_pass import Work as Work
-
-WIRE_VERSION = 2
-"""Raised when a field changes its meaning; `Hello` and `Introduce` carry it. New kinds of messages do not
-raise it: only pipelines of a new kind are sent them, and both sides read the kind in the bundle."""
-
+from keystage.wire.versions import VERSIONS as VERSIONS
+from keystage.wire.versions import WIRE_VERSION as WIRE_VERSION
 
 # ---------------------------------------------------------------- worker -> router
 
@@ -48,7 +46,7 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
     """A worker introduces itself; repeated whenever a router asks with `Introduce`.
 
     Attributes:
-        wire: wire version the worker speaks.
+        wire: lowest wire version that the worker speaks.
         pipeline: pipeline name.
         stages: stage indices hosted here, ascending.
         replica: unique name of this worker process.
@@ -63,7 +61,9 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
         looping: whether the pipeline loops.
         first: `Introduce.first` that it heard last from this router, 0 for none. A `Hello` that was meant
             for an earlier incarnation, whose sessions the worker may hold, is known by it.
-        call: `Introduce.call` that it heard last, 0 for none.
+        call: `Introduce.call` that it heard last, 0 for none, -1 when messages were
+            lost: all that the router knows of this worker is void then.
+        newest: highest wire version that it speaks, 0: `wire` alone.
     """
 
     wire: int
@@ -81,6 +81,7 @@ class Hello(Message, frozen=True, array_like=True, tag=True):
     looping: bool
     first: int = 0
     call: int = 0
+    newest: int = 0
 
 
 class Ready(Message, frozen=True, array_like=True, tag=True):
@@ -143,34 +144,6 @@ class Failed(Message, frozen=True, array_like=True, tag=True):
     retryable: bool
 
 
-class Heartbeat(Message, frozen=True, array_like=True, tag=True):
-    """The engine loop is alive; sent every second, dead after five without.
-
-    Attributes:
-        replica: the worker.
-        state: worker state name.
-        held_slots: sessions or items it holds.
-        held_kv_tokens: KV positions in blocks that are taken.
-        busy_s: cumulative seconds of compute, per hosted stage.
-        batches: cumulative batches or waves, per hosted stage.
-        rows: cumulative rows (sessions stepped or items), per hosted stage.
-        kv_blocks: KV blocks in all, 0 for single-pass.
-        kv_blocks_free: KV blocks nobody holds.
-        preemptions: cumulative preemptions on the paths it owns.
-    """
-
-    replica: str
-    state: str
-    held_slots: int
-    held_kv_tokens: int
-    busy_s: list[float]
-    batches: list[int]
-    rows: list[int]
-    kv_blocks: int = 0
-    kv_blocks_free: int = 0
-    preemptions: int = 0
-
-
 class Draining(Message, frozen=True, array_like=True, tag=True):
     """The worker got SIGTERM or `Drain`: bind nothing more here and move what runs."""
 
@@ -178,9 +151,15 @@ class Draining(Message, frozen=True, array_like=True, tag=True):
 
 
 class Bye(Message, frozen=True, array_like=True, tag=True):
-    """The worker holds nothing any more and exits."""
+    """The worker exits: it holds nothing any more, or it must.
+
+    Attributes:
+        replica: the worker.
+        reason: why it must, with all that it holds; empty: it was drained.
+    """
 
     replica: str
+    reason: str = ""
 
 
 # ---------------------------------------------------------------- router -> worker
@@ -192,15 +171,17 @@ class Introduce(Message, frozen=True, array_like=True, tag=True):
     Whatever the worker holds for this router is void: the router has forgotten or moved it.
 
     Attributes:
-        wire: wire version the router speaks.
+        wire: lowest wire version that the router speaks.
         first: base of this incarnation's session numbers; rows of sessions below it, still on their
             way from workers that have not heard of the restart, are void too.
         call: how often this router has given the worker up; a `Hello` of before is not taken.
+        newest: highest wire version that it speaks, 0: `wire` alone.
     """
 
     wire: int
     first: int = 0
     call: int = 0
+    newest: int = 0
 
 
 class Route(Message, frozen=True, array_like=True, tag=True):
@@ -375,7 +356,10 @@ def decode_from_worker(body: bytes | memoryview) -> FromWorker:
     Raises:
         msgspec.DecodeError: the bytes are no known message.
     """
-    return _from_worker.decode(body)
+    try:
+        return _from_worker.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def decode_to_worker(body: bytes | memoryview) -> ToWorker:
@@ -384,4 +368,7 @@ def decode_to_worker(body: bytes | memoryview) -> ToWorker:
     Raises:
         msgspec.DecodeError: the bytes are no known message.
     """
-    return _to_worker.decode(body)
+    try:
+        return _to_worker.decode(body)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

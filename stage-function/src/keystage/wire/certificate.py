@@ -3,6 +3,10 @@
 The key pair is Ed25519, its seed derived from the secret, so all processes of a deployment have the
 same certificate without any being handed out. Both ends present it and accept nothing else: it is the
 only trust anchor, and `check_peer` compares it byte by byte. TLS 1.3 only.
+
+While a secret is being replaced there are two certificates of one name, of which OpenSSL would take the
+wrong one as issuer: so each secret has contexts of its own, and the end that connects names the one it
+means (SNI: the secret's fingerprint); the other end takes that if it accepts it (`choosing`).
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import datetime as dt
 import hmac
 import os
 import ssl
+from collections.abc import Sequence
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,6 +28,7 @@ from keystage.wire.secret import Secret
 _NOT_BEFORE = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 _NOT_AFTER = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
 """The secret's life is the certificate's: whoever replaces the file replaces it."""
+_SUFFIX = ".keystage"
 
 
 def certificate(secret: Secret) -> tuple[x509.Certificate, Ed25519PrivateKey]:
@@ -46,8 +52,9 @@ class Tls:
 
     def __init__(self, secret: Secret) -> None:
         made, key = certificate(secret)
+        self._name = secret.fingerprint + _SUFFIX
         self._certificate = made.public_bytes(Encoding.DER)
-        pem = made.public_bytes(Encoding.PEM) + key.private_bytes(
+        self._pem = pem = made.public_bytes(Encoding.PEM) + key.private_bytes(
             Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
         )
         self._server = self._context(ssl.PROTOCOL_TLS_SERVER, pem)
@@ -62,6 +69,25 @@ class Tls:
     def client(self) -> ssl.SSLContext:
         """For the end that connects."""
         return self._client
+
+    @property
+    def client_hostname(self) -> str:
+        """What the end that connects names."""
+        return self._name
+
+    def server_choosing(self, others: Sequence[Tls]) -> ssl.SSLContext:
+        """As `server`, or that of another secret where the end that connects means it."""
+        named = {tls.client_hostname: tls.server for tls in others}
+        if named.keys() <= {self._name}:
+            return self._server
+
+        def choose(sock: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            if name in named:
+                sock.context = named[name]
+
+        made = self._context(ssl.PROTOCOL_TLS_SERVER, self._pem)
+        made.sni_callback = choose
+        return made
 
     def check_peer(self, sock: ssl.SSLSocket) -> None:
         """Makes sure that the other end has shown the very certificate of this deployment.

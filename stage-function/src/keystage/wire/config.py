@@ -25,6 +25,7 @@ class WireConfig(BaseSettings):
         wire_bind: address to listen on; empty: `wire_host` itself.
         wire_key_file: file with the deployment's secret (mode 0600); needed to talk to other nodes.
         wire_plain: tensors cross the network unencrypted, because the network itself encrypts.
+        wire_checksum: whether tensors are sent with checksums; those that come with one are checked always.
     """
 
     model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", frozen=True, extra="ignore")
@@ -34,6 +35,7 @@ class WireConfig(BaseSettings):
     wire_bind: str = Field(default="", max_length=253)
     wire_key_file: Path | None = None
     wire_plain: bool = False
+    wire_checksum: Literal["off", "on"] = "off"
 
 
 SAMPLERS = ("always_on", "always_off", "traceidratio")

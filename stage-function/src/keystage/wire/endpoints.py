@@ -25,14 +25,14 @@ def listen(spec: str) -> socket.socket:
     if spec.startswith("fd://"):
         try:
             return socket.socket(fileno=int(spec.removeprefix("fd://")))
-        except (ValueError, OSError) as error:
+        except (ValueError, OverflowError, OSError) as error:
             raise EndpointError(f"KEYSTAGE_HTTP={spec} names no open socket: {error}") from error
     host, _, port = spec.rpartition(":")
     try:
         number = int(port)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host.strip("[]") or "127.0.0.1", number), family=family, backlog=2048)
-    except (ValueError, OverflowError, OSError) as error:
+    except (ValueError, TypeError, OverflowError, OSError) as error:
         raise EndpointError(f"cannot listen on {spec!r} (expected host:port or fd://N): {error}") from error
 
 
@@ -60,5 +60,23 @@ class Lifeline:
 
 
 def watch_lifeline(fd: int | None) -> Lifeline:
-    """Starts to watch the owner's lifeline; see `Lifeline`."""
+    """Starts to watch the owner's lifeline; see `Lifeline`.
+
+    Raises:
+        EndpointError: the number is no open descriptor.
+    """
+    check_lifeline(fd)
     return Lifeline(fd)
+
+
+def check_lifeline(fd: int | None) -> None:
+    """Refuses a lifeline that cannot be watched.
+
+    Raises:
+        EndpointError: the number is no open descriptor.
+    """
+    try:
+        if fd is not None:
+            os.fstat(fd)
+    except (OSError, OverflowError) as error:
+        raise EndpointError(f"KEYSTAGE_LIFELINE_FD={fd} names no open descriptor: {error}") from error

@@ -5,12 +5,15 @@
   parsed again without the offer, so that the body follows.
 - A head, or anything else without content, is bounded: 431 beyond it.
 - Trailers are read and dropped; uvicorn adds them to the headers if they come early enough.
+- A request that two servers could read differently is refused: the parser sees to lengths, chunks and line
+  ends; here it is transfer codings beside `chunked`, no `Host` or several, versions other than 1.0 and 1.1.
 
 Used by router and gateway; it must not know what is served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import httptools
@@ -19,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_BYTES = 1 << 16
 """Of request line and header fields, of trailers, and of what stands between the parts of a body."""
 _OFFERS = frozenset({b"upgrade", b"http2-settings"})
+_VERSIONS = frozenset({"1.0", "1.1"})
 _BODY_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -79,6 +83,7 @@ class PassingProtocol(HttpToolsProtocol):
         self.parser = cast("httptools.HttpRequestParser", _Parser(self))
         self.unread_bytes = 0
         self._head_is_too_large = False
+        self._fault = ""
 
     def takes_upgrade(self) -> bool:
         """Whether the message that was read last becomes another protocol: a WebSocket handshake alone."""
@@ -109,6 +114,9 @@ class PassingProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is there; it comes again if its offer is passed over."""
+        self._fault = fault_of(self.parser.get_http_version(), self.headers)
+        if self._fault:
+            raise httptools.HttpParserError(self._fault)
         # The last bytes may be the body's: counted exactly only where it matters.
         if self.unread_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
             self.refuse_head()
@@ -136,7 +144,7 @@ class PassingProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         if not self._head_is_too_large:
-            super().send_400_response(msg)
+            super().send_400_response(f"{self._fault}\n" if self._fault else msg)
             return
         body = f"a request head has more than {HEAD_BYTES} bytes\n".encode()
         head = "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\n"
@@ -147,3 +155,23 @@ class PassingProtocol(HttpToolsProtocol):
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+
+def fault_of(version: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Why a head may mean different things to different servers, empty where it may not (RFC 9112, 3.2, 6.1).
+
+    Args:
+        version: as `1.1`.
+        headers: lower-case names, values.
+    """
+    if version not in _VERSIONS:
+        return f"HTTP/{version} is not served; HTTP/1.1 and HTTP/1.0 are"
+    hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding" and (version == "1.0" or value.lower() != b"chunked"):
+            return "a Transfer-Encoding other than chunked, or in HTTP/1.0, is not served"
+    if hosts > 1 or (not hosts and version == "1.1"):
+        return f"a request has {hosts} Host fields; one is expected"
+    return ""

@@ -1,8 +1,8 @@
 """ZeroMQ mailboxes: every process binds one inbox (PULL) and connects an outbox (PUSH) per peer.
 
-The inbox listens on `ipc://` and, where other nodes are to reach it, on `tcp://` with CURVE as well: one
-socket, because ZeroMQ takes security options at each bind. A peer is connected over ipc when its address
-says that it is on this node, else over tcp; both ways carry the same bytes.
+The inbox listens on `ipc://` and, where other nodes are to reach it, on `tcp://` with CURVE as well
+(`tcp_inbox`). A peer is connected over ipc when its address says that it is on this node, else over tcp; both
+ways carry the same bytes. When the deployment's secret is replaced, outboxes over tcp are connected anew.
 
 A message is one frame, the sender's inbox address and a zero byte before the body, with a second
 for a tensor that does not travel through a ring. Order is kept per (sender, receiver). Nothing here
@@ -14,8 +14,12 @@ event loop (`fd` in an `add_reader`, then `drain`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import os
+import select
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +28,9 @@ import zmq
 from keystage.wire.address import Address, join_host, parse, split_host
 from keystage.wire.api import Message, encode
 from keystage.wire.errors import WireError
-from keystage.wire.gate import Gate
-from keystage.wire.link import Link
+from keystage.wire.link import Keys, Link
+from keystage.wire.link_watch import LinkWatch
+from keystage.wire.tcp_inbox import FIRST, HEARTBEAT_MS, LAST, MAX_FRAME_BYTES, SILENT_MS, TcpInbox
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +42,11 @@ SEND_HIGH_WATER = 20_000
 """Messages queued for one peer before it counts as gone: about 40 waves a second for 500 s."""
 
 
-MAX_FRAME_BYTES = 1 << 30
-"""Largest frame between nodes, four times the bytes that a router keeps waiting by default. A peer that
-announces more is cut off before it has proved anything, so that it cannot fill our memory."""
-HEARTBEAT_MS, SILENT_MS = 2000, 10_000
-"""ZeroMQ's own pings between nodes, so that a vanished host's connection ends and is made anew."""
 CONNECT_MS, HANDSHAKE_MS = 2000, 5000
 """Then another try. Behind a Service's address a try stays with the pod it first went to: begun while that
 one ends it waits for nobody, by the system's own bound for two minutes."""
+RETIRE_S = 30.0
+"""For what an outbox with an old key still has to send."""
 
 
 class Mailbox:
@@ -80,44 +82,44 @@ class Mailbox:
         self._parts = parse(address)
         self._context = context or zmq.Context()
         self._owns_context = context is None
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._inbox.setsockopt(zmq.LINGER, 0)
-        self._gate: Gate | None = None
+        self._inbox: zmq.Socket[bytes] | None = None
+        self._tcp: TcpInbox | None = None
         try:
-            if self._parts.ipc:
-                self._inbox.bind(f"ipc://{self._parts.ipc}")
-            if self._parts.tcp:
-                self._bind_tcp(*split_host(self._parts.tcp))
-            elif self._link.host and not is_named:
-                self._parts = self._complete(self._bind_tcp(self._link.host, 0), tensors)
-            elif self._link.node and not is_named:
-                self._parts = dataclasses.replace(self._parts, node=self._link.node)
+            self._bind(tensors, is_named=is_named)
         except (zmq.ZMQError, WireError):
-            self._inbox.close(linger=0)
-            if self._gate is not None:
-                self._gate.join()
-            if self._owns_context:
-                self._context.term()
+            self._close_inbox()
             raise
         self.address = self._parts.text
         self._own = self.address.encode() + b"\0"
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox, zmq.POLLIN)
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._outbox_keys: dict[str, Keys] = {}
+        self._links = LinkWatch()
+        self._retired: list[tuple[float, Keys, zmq.Socket[bytes]]] = []
         self._senders: dict[bytes, str] = {}
         self._near: dict[str, bool] = {}
         self.dropped = 0
+        self._keyring = self._link.keyring
+        self._version = 0 if self._keyring is None else self._keyring.version
+        self._changed = None if self._keyring is None else self._keyring.watch()
+        self._watched: set[int] = set() if self._changed is None else {self._changed}
+        self._epoll: select.epoll | None = None
+        self._look_out()
 
     @property
     def refused(self) -> int:
         """Peers that tried to connect over tcp without proving that they belong to the deployment."""
-        return 0 if self._gate is None else self._gate.refused
+        return 0 if self._tcp is None else self._tcp.refused
 
     @property
     def fd(self) -> int:
-        """Descriptor that becomes readable when the inbox may have messages (edge-triggered)."""
-        return int(self._inbox.getsockopt(zmq.FD))
+        """Descriptor that becomes readable when the inbox may have messages."""
+        if self._tcp is None and self._changed is None:
+            assert self._inbox is not None
+            return int(self._inbox.getsockopt(zmq.FD))  # edge-triggered
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._look_out()
+        return self._epoll.fileno()
 
     def send(self, to: str, message: Message, payload: memoryview | None = None) -> bool:
         """Sends without blocking; False (and counted) when the peer's queue is full or cannot be reached."""
@@ -147,11 +149,20 @@ class Mailbox:
         return True
 
     def forget(self, peer: str) -> None:
-        """Closes the outbox of a dead peer and drops what was queued for it."""
+        """Closes the outbox of a dead peer, drops what was queued for it, and forgets its name."""
         self._near.pop(peer, None)
+        self._senders.pop(peer.encode(), None)
+        self._links.drop(peer)
         outbox = self._outboxes.pop(peer, None)
         if outbox is not None:
             outbox.close(linger=0)
+        self._outbox_keys.pop(peer, None)
+        if self._tcp is not None:
+            self._tcp.forget(peer.encode())
+
+    def broken(self) -> list[str]:
+        """Peers to whom a connection broke since the last call: what was sent to them last may be lost."""
+        return self._links.broken()
 
     def unreachable(self, peer: str) -> str | None:
         """Why a peer can never be reached from here, None when it can."""
@@ -182,14 +193,22 @@ class Mailbox:
 
     def watch(self, fd: int) -> None:
         """`wait` ends as well when this descriptor is readable."""
-        self._poller.register(fd, zmq.POLLIN)
+        self._watched.add(fd)
+        self._look_out()
 
     def wait(self, timeout_s: float) -> bool:
         """Blocks until a message may be there or the time is over."""
         return bool(self._poller.poll(max(0, round(timeout_s * 1000))))
 
     def drain(self, limit: int = 1000) -> Iterator[tuple[str, memoryview, bytes | None]]:
-        """Yields (sender, body, payload) for what has arrived, at most `limit` of them."""
+        """Yields (sender, body, payload) for what has arrived, at most `limit` of them from each socket."""
+        if self._keyring is not None and (self._keyring.version != self._version or self._retired):
+            self._renew()
+        if self._tcp is not None:
+            for name, body, payload in self._tcp.drain(limit):
+                yield self._sender(name), body, payload
+        if self._inbox is None:
+            return
         for _ in range(limit):
             try:
                 frame = self._inbox.recv(_NOBLOCK)
@@ -203,46 +222,111 @@ class Mailbox:
                 continue
             name = frame[:end]
             sender = self._senders.get(name)
-            if sender is None:
-                sender = self._senders[name] = name.decode(errors="replace")
-            yield sender, memoryview(frame)[end + 1 :], payload
+            yield sender or self._sender(name), memoryview(frame)[end + 1 :], payload
 
     def has_more(self) -> bool:
         """Whether messages wait after a `drain` that hit its limit (the descriptor will not tell)."""
-        return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if self._tcp is not None and self._tcp.has_more():
+            return True
+        return self._inbox is not None and bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Closes all sockets, waiting at most `linger_s` for queued messages to leave."""
-        for outbox in self._outboxes.values():
+        self._links.close()
+        for outbox in (*self._outboxes.values(), *(retired for *_, retired in self._retired)):
             outbox.close(linger=round(linger_s * 1000))
         self._outboxes.clear()
-        self._inbox.close(linger=0)
-        if self._gate is not None:
-            self._gate.join()
-        if self._owns_context:
-            self._context.term()
+        self._retired.clear()
+        if self._keyring is not None and self._changed is not None:
+            self._keyring.unwatch(self._changed)
+        if self._epoll is not None:
+            self._epoll.close()
+        self._close_inbox()
         if self._parts.ipc:
             Path(self._parts.ipc).unlink(missing_ok=True)
 
+    # ------------------------------------------------------------ secrets that change
+
+    def _renew(self) -> None:
+        """Takes over what changed in the key file; ends outboxes that had their time."""
+        assert self._keyring is not None
+        now_s = time.monotonic()
+        accepted = self._link.keys
+        for retired in [old for old in self._retired if old[0] <= now_s or old[1] not in accepted]:
+            self._retired.remove(retired)
+            retired[2].close(linger=0)
+        if self._keyring.version == self._version:
+            return
+        self._version = self._keyring.version
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._changed or 0)
+        if self._tcp is not None:
+            try:
+                self._tcp.renew()
+            except (WireError, zmq.ZMQError) as error:
+                log.error("peers with the new secret cannot connect: %s", error)
+            self._look_out()
+        used = accepted[0]
+        for peer in [peer for peer, keys in self._outbox_keys.items() if keys != used]:
+            old = self._outboxes.pop(peer)
+            self._links.drop(peer)
+            self._retired.append((now_s + RETIRE_S, self._outbox_keys[peer], old))
+            with contextlib.suppress(zmq.Again):
+                old.send(self._own + LAST, _NOBLOCK)
+            self._connect(peer).send(self._own + FIRST, _NOBLOCK)
+
+    def _look_out(self) -> None:
+        """Has `wait` and `fd` look at the sockets and descriptors that there are now."""
+        sockets = [] if self._tcp is None else self._tcp.sockets
+        if self._inbox is not None:
+            sockets.append(self._inbox)
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        for fd in self._watched:
+            self._poller.register(fd, zmq.POLLIN)
+        if self._epoll is not None:
+            wanted = {int(socket.getsockopt(zmq.FD)) for socket in sockets} | {self._changed or 0} - {0}
+            for fd in wanted:  # who is closed has left by itself
+                with contextlib.suppress(FileExistsError):
+                    self._epoll.register(fd, select.EPOLLIN)
+
+    # ------------------------------------------------------------ sockets
+
+    def _bind(self, tensors: str, *, is_named: bool) -> None:
+        if self._parts.ipc:
+            self._inbox = self._context.socket(zmq.PULL)
+            self._inbox.setsockopt(zmq.RCVHWM, 0)
+            self._inbox.setsockopt(zmq.LINGER, 0)
+            self._inbox.bind(f"ipc://{self._parts.ipc}")
+        if self._parts.tcp:
+            self._bind_tcp(*split_host(self._parts.tcp))
+        elif self._link.host and not is_named:
+            self._parts = self._complete(self._bind_tcp(self._link.host, 0), tensors)
+        elif self._link.node and not is_named:
+            self._parts = dataclasses.replace(self._parts, node=self._link.node)
+
     def _bind_tcp(self, host: str, port: int) -> int:
-        """Binds the inbox to tcp, with CURVE and a gate; returns the port."""
+        """Opens the inbox's tcp end; returns the port."""
         if self._link.secret is None:
             raise WireError(f"an inbox at tcp://{join_host(host, port)} needs KEYSTAGE_WIRE_KEY_FILE")
-        own = dataclasses.replace(self._link, host=self._link.host or host).listen_host
-        name = f"tcp://{join_host(own, port)}" if port else f"tcp://{join_host(own, 0)[:-1]}*"
-        self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._inbox.setsockopt(zmq.IPV6, ":" in own)
-        self._inbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._inbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
-        self._inbox.setsockopt(zmq.CURVE_SERVER, 1)
-        self._inbox.setsockopt(zmq.CURVE_SECRETKEY, self._link.inbox_keys[1])
-        self._gate = Gate(self._context, self._inbox, self._link.sender_keys[0], name)
-        try:
-            self._inbox.bind(name)
-        except zmq.ZMQError as error:
-            raise WireError(f"cannot bind {name}: {error}") from error
-        bound = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
-        return split_host(bound.removeprefix("tcp://"))[1]
+        link = dataclasses.replace(self._link, host=self._link.host or host)
+        self._tcp = TcpInbox(self._context, link, port)
+        return self._tcp.port
+
+    def _close_inbox(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close(linger=0)
+        if self._tcp is not None:
+            self._tcp.close()
+        if self._owns_context:
+            self._context.term()
+
+    def _sender(self, name: bytes) -> str:
+        found = self._senders.get(name)
+        if found is None:
+            found = self._senders[name] = name.decode(errors="replace")
+        return found
 
     def _complete(self, port: int, tensors: str) -> Address:
         """The address that tells neighbours and other nodes alike."""
@@ -264,9 +348,11 @@ class Mailbox:
             outbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
             outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
             outbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-            outbox.setsockopt(zmq.CURVE_SERVERKEY, self._link.inbox_keys[0])
-            outbox.setsockopt(zmq.CURVE_PUBLICKEY, self._link.sender_keys[0])
-            outbox.setsockopt(zmq.CURVE_SECRETKEY, self._link.sender_keys[1])
+            self._outbox_keys[to] = keys = self._link.keys[0]
+            outbox.setsockopt(zmq.CURVE_SERVERKEY, keys.inbox_keys[0])
+            outbox.setsockopt(zmq.CURVE_PUBLICKEY, keys.sender_keys[0])
+            outbox.setsockopt(zmq.CURVE_SECRETKEY, keys.sender_keys[1])
+            self._links.add(to, outbox)
             outbox.connect(f"tcp://{parts.tcp}")
         self._outboxes[to] = outbox
         return outbox

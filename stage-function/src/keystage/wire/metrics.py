@@ -1,9 +1,9 @@
 """Every metric Keystage exposes, in one place: name, kind, labels, meaning.
 
 Names are `keystage_<noun>_<unit>`; labels are pipeline, stage, replica, node and reason, besides the way that
-starts and loads took (phase, via, source), a GPU's own (gpu), and for functions and asynchronous calls the
-function_name of OpenFaaS. Parts gather `Sample`s from their own counters and call `expose`; nothing else
-defines a metric.
+starts and loads took (phase, via, source), a GPU's own (gpu), the tenant behind an API key, and for functions
+and asynchronous calls the function_name of OpenFaaS. Parts gather `Sample`s from their own counters and call
+`expose`; nothing else defines a metric.
 """
 
 from __future__ import annotations
@@ -22,35 +22,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as PrometheusExemplar
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One metric.
-
-    Attributes:
-        kind: `counter`, `gauge` or `histogram`.
-        labels: label names in order.
-        meaning: what it says, with its unit.
-        bounds: upper bounds of a histogram's buckets, ascending, without infinity.
-    """
-
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
-    bounds: tuple[float, ...] = ()
-
-
-ANSWER_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
-"""From a small batch to the longest that a request may take by default."""
-
-
-START_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.9, 1.5, 3.0, 8.0, 20.0, 60.0, 180.0, 600.0)
-"""From a fork that shares everything to the longest that a start may take by default."""
-
-
-BATCH_BOUNDS_ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-"""As the router counts them (`router.api.BATCH_BOUNDS`)."""
-
+from keystage.wire.metric_spec import (
+    ANSWER_BOUNDS_S,
+    BATCH_BOUNDS_ITEMS,
+    START_BOUNDS_S,
+    MetricSpec,
+)
 
 METRICS: dict[str, MetricSpec] = {
     "keystage_worker_sessions": MetricSpec(
@@ -58,6 +35,11 @@ METRICS: dict[str, MetricSpec] = {
     ),
     "keystage_worker_kv_tokens": MetricSpec(
         "gauge", ("pipeline", "replica"), "KV token positions in the blocks that are taken at the worker"
+    ),
+    "keystage_worker_corrupt_tensors": MetricSpec(
+        "counter",
+        ("pipeline", "replica"),
+        "Tensors that came otherwise than they were sent (KEYSTAGE_WIRE_CHECKSUM); computed again",
     ),
     "keystage_preemptions": MetricSpec(
         "counter",
@@ -89,6 +71,22 @@ METRICS: dict[str, MetricSpec] = {
     "keystage_requests": MetricSpec("counter", ("pipeline",), "Requests accepted by the router"),
     "keystage_requests_completed": MetricSpec("counter", ("pipeline",), "Requests answered completely"),
     "keystage_requests_refused": MetricSpec("counter", ("pipeline", "reason"), "Requests refused, by reason"),
+    "keystage_tenant_requests": MetricSpec(
+        "counter", ("pipeline", "tenant"), "Requests whose turn came, by the tenant behind their API key"
+    ),
+    "keystage_tenant_work": MetricSpec(
+        "counter",
+        ("pipeline", "tenant"),
+        "Their work: tokens of prompt and answer at most (looping), or requests",
+    ),
+    "keystage_tenant_refused": MetricSpec(
+        "counter",
+        ("pipeline", "tenant"),
+        "Requests refused when they came, for what waits or their deadline",
+    ),
+    "keystage_tenant_waiting_requests": MetricSpec(
+        "gauge", ("pipeline", "tenant"), "Requests that wait; single-pass and programs: those under way, too"
+    ),
     "keystage_replayed_tokens": MetricSpec(
         "counter", ("pipeline",), "Tokens computed again after a death, a drain or a move"
     ),
@@ -114,6 +112,41 @@ METRICS: dict[str, MetricSpec] = {
     ),
     "keystage_overdue_drains": MetricSpec(
         "counter", ("pipeline",), "Replicas whose drain time was over while they still held something"
+    ),
+    "keystage_replica_rests": MetricSpec(
+        "counter",
+        ("pipeline",),
+        "Times that a worker was given nothing for a while, slow beside others (KEYSTAGE_SLOW_FACTOR)",
+    ),
+    "keystage_replica_is_resting": MetricSpec(
+        "gauge", ("pipeline", "replica"), "1 while the router gives it nothing because it is slow"
+    ),
+    "keystage_requests_set_apart": MetricSpec(
+        "counter", ("pipeline",), "Requests that ran apart from others, because a worker had died with them"
+    ),
+    "keystage_requests_convicted": MetricSpec(
+        "counter", ("pipeline",), "Requests that were failed because workers died of them"
+    ),
+    "keystage_keyed_requests": MetricSpec(
+        "counter",
+        ("pipeline", "found"),
+        "Requests with an Idempotency-Key, by what was there: new, running, kept, resumed, reused (refused)",
+    ),
+    "keystage_keyed_records": MetricSpec("gauge", ("pipeline",), "Requests with a key that are known"),
+    "keystage_keyed_bytes": MetricSpec("gauge", ("pipeline",), "Bytes of kept answers to such requests"),
+    "keystage_journal_is_away": MetricSpec(
+        "gauge", ("pipeline",), "1 while the journal's Redis cannot be asked; they are in memory alone then"
+    ),
+    "keystage_journal_losses": MetricSpec("counter", ("pipeline",), "Times that this Redis was lost"),
+    "keystage_journal_round_trips": MetricSpec(
+        "counter", ("pipeline",), "Writes to the journal, each with all that was new at its time"
+    ),
+    "keystage_journal_tokens": MetricSpec("counter", ("pipeline",), "Tokens in these writes"),
+    "keystage_journal_taken_over": MetricSpec(
+        "counter", ("pipeline",), "Requests of other routers that this one went on with"
+    ),
+    "keystage_journal_fenced": MetricSpec(
+        "counter", ("pipeline",), "Requests of this router that another one went on with"
     ),
     "keystage_spans_sent": MetricSpec("counter", (), "Spans that the collector of traces took"),
     "keystage_spans_dropped": MetricSpec(

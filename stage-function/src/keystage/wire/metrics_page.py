@@ -10,14 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from keystage.wire.metrics import METRICS, MetricSpec
+from keystage.wire.metric_spec import MetricSpec
+from keystage.wire.metrics import METRICS
 
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Router",
         "`GET /metrics` of a pipeline's function. Its histograms carry exemplars, the ids of traces, for those who ask for OpenMetrics ([traces](traces.md)).",
         ("keystage_request", "keystage_first_token", "keystage_replayed", "keystage_session_moves",
-         "keystage_late_copies", "keystage_overdue_drains", "keystage_spans", "keystage_replica_"),
+         "keystage_late_copies", "keystage_overdue_drains", "keystage_keyed_", "keystage_journal_", "keystage_spans", "keystage_replica_"),
     ),
     (
         "Controller, of its decisions",
@@ -40,7 +41,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "KeysManager",
-        "`GET /metrics` on the TCP face, for holders of the internal token ([keysmanager.md](keysmanager.md)). On a cluster the controller tells of starts: `keystage_starts_total` and `keystage_start_seconds` of the parked pods that it made workers.",
+        "`GET /metrics` on the TCP face, for holders of the internal token ([keysmanager.md](keysmanager.md)). On a cluster the controller tells of starts: `keystage_starts_total` and `keystage_start_seconds` of the parked pods that it made workers, and (`via=\"process\"`, `phase=\"ready\"`) of stages' fresh pods.",
         ("keystage_",),
     ),
 )  # fmt: skip

@@ -12,10 +12,10 @@ from keystage.wire import link as links
 from keystage.wire.address import Address, node_token
 from keystage.wire.config import WireConfig
 from keystage.wire.errors import WireError
+from keystage.wire.keyring import Keyring
 from keystage.wire.link import Link
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.ring import Ring
-from keystage.wire.secret import read_secret
 from keystage.wire.sources import TensorSources
 from keystage.wire.tensor_server import TensorServer
 
@@ -54,8 +54,9 @@ def open_worker(inbox: str, ring_bytes: int, config: WireConfig | None = None) -
         WireError: a setting cannot be used.
         zmq.ZMQError: the inbox cannot be bound.
     """
-    link = _link(config or WireConfig())
-    ring = Ring(ring_bytes)
+    config = config or WireConfig()
+    link = _link(config)
+    ring = Ring(ring_bytes, is_checked=config.wire_checksum == "on")
     server = TensorServer(ring, link) if link is not None and link.host else None
     try:
         mailbox = Mailbox(inbox, link=link, tensors=server.address if server is not None else "")
@@ -99,10 +100,12 @@ def _link(config: WireConfig) -> Link | None:
         raise WireError(f"KEYSTAGE_WIRE_BIND={config.wire_bind} needs KEYSTAGE_WIRE_KEY_FILE")
     if not config.node and config.wire_key_file is None:
         return None
+    keyring = Keyring(config.wire_key_file) if config.wire_key_file is not None else None
     return Link(
         node=node_token(links.node_identity(config.node)),
-        secret=read_secret(config.wire_key_file) if config.wire_key_file is not None else None,
+        secret=keyring.secrets[0] if keyring is not None else None,
         host=config.wire_host,
         bind=config.wire_bind,
         is_plain=config.wire_plain,
+        keyring=keyring,
     )

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from bisect import bisect_left
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from keystage.wire.api import TensorRef
+from keystage.wire.errors import WireError
 
 ALIGN_BYTES = 64
 _NAME = "keystage-ring"
@@ -99,13 +103,16 @@ class Ring:
 
     Args:
         capacity_bytes: size; pages are only taken as they are first written.
+        is_checked: whether tensors get checksums.
+
+    Raises:
+        WireError: the system has no memory, address space or descriptor for it.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, *, is_checked: bool = False) -> None:
         self.ledger = RingLedger(capacity_bytes)
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, self.ledger.capacity_bytes)
-        self._map = mmap.mmap(self._fd, self.ledger.capacity_bytes)
+        self._is_checked = is_checked
+        self._fd, self._map = _made(self.ledger.capacity_bytes)
         self._view = memoryview(self._map)
         self._pid = os.getpid()
 
@@ -125,9 +132,14 @@ class Ring:
     def write(self, data: memoryview, dtype: str, shape: tuple[int, ...]) -> TensorRef | None:
         """Copies a tensor's bytes into a slot; None when the ring is full at the moment."""
         ref = self.reserve(data.nbytes, dtype, shape)
-        if ref is not None:
-            self._view[ref.offset : ref.offset + ref.nbytes] = data
-        return ref
+        if ref is None:
+            return None
+        self._view[ref.offset : ref.offset + ref.nbytes] = data
+        return self.with_checksum(ref, data)
+
+    def with_checksum(self, ref: TensorRef, data: memoryview) -> TensorRef:
+        """The reference with the checksum of its bytes, where tensors get one."""
+        return replace(ref, checksum=zlib.crc32(data)) if self._is_checked else ref
 
     def window(self, slot: int, offset: int, nbytes: int) -> memoryview:
         """The bytes of a slot that was handed out, for whoever carries them to another node.
@@ -147,6 +159,20 @@ class Ring:
         self._view.release()
         self._map.close()
         os.close(self._fd)
+
+
+def _made(nbytes: int) -> tuple[int, mmap.mmap]:
+    fd = -1
+    try:
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        return fd, mmap.mmap(fd, nbytes)
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        raise WireError(
+            f"a ring of {nbytes} bytes (KEYSTAGE_RING_BYTES) cannot be made: {error.strerror or error}"
+        ) from error
 
 
 class RingWatcher(Protocol):
@@ -188,7 +214,7 @@ class PeerRings:
         whole = self._maps.get((ref.pid, ref.fd))
         if whole is None:
             whole = self._open(ref.pid, ref.fd)
-        if ref.offset + ref.nbytes > whole.nbytes:
+        if not 0 <= ref.offset <= ref.offset + ref.nbytes <= whole.nbytes:
             raise RingError(
                 f"tensor at {ref.offset}+{ref.nbytes} lies outside the ring of pid {ref.pid} "
                 f"({whole.nbytes} bytes)"

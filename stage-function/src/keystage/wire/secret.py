@@ -7,8 +7,10 @@ sender, the key of the tensor connections' handshake, and the seed of their TLS 
 is configured and nothing is exchanged.
 
 What that means: all holders of the file are one trust domain; each can act as any other. Who holds it
-not can neither connect nor read, and learns no public key either. The secret is replaced by replacing
-the file and restarting the processes.
+not can neither connect nor read, and learns no public key either.
+
+While the secret is being replaced the file has two lines: the first is used, both are accepted. Running
+processes see a changed file by themselves (`keyring`); the three steps are in docs/security.md.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ MIN_BYTES = 32
 """As much as every derived key holds."""
 MAX_BYTES = 4096
 """A key file is short; whatever is longer is some other file."""
+MAX_SECRETS = 2
+"""The old one and the new one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -44,12 +48,22 @@ class Secret:
         extracted = hmac.digest(b"keystage wire 1", self._value, hashlib.sha256)
         return hmac.digest(extracted, label.encode() + b"\x01", hashlib.sha256)
 
+    @property
+    def fingerprint(self) -> str:
+        """What it is called in logs and between peers: says which one is meant, nothing about it."""
+        return self.derive("fingerprint").hex()[:8]
+
 
 def read_secret(path: Path) -> Secret:
-    """Reads the secret of a deployment.
+    """Reads the secret that is used; see `read_secrets`."""
+    return read_secrets(path)[0]
+
+
+def read_secrets(path: Path) -> tuple[Secret, ...]:
+    """Reads the secrets of a deployment: the first is used, all are accepted.
 
     Raises:
-        WireError: the file is missing, open to others, too short or too long.
+        WireError: the file is missing, open to others, or a line of it is too short or too long.
     """
     name = f"KEYSTAGE_WIRE_KEY_FILE={path}"
     try:
@@ -61,11 +75,17 @@ def read_secret(path: Path) -> Secret:
     if is_open_to_others(facts.st_mode, facts.st_uid, os.geteuid()):
         mode = stat.S_IMODE(facts.st_mode)
         raise WireError(f"{name} has mode {mode:04o}: others may read or change it; expected 0600")
-    if not MIN_BYTES <= len(value) <= MAX_BYTES:
+    lines = [line.strip() for line in value.splitlines() if line.strip()] or [b""]
+    for number, line in enumerate(lines, 1):
+        if len(value) > MAX_BYTES or len(line) < MIN_BYTES:
+            where = f"line {number} of {name}" if len(lines) > 1 else name
+            size = MAX_BYTES + 1 if len(value) > MAX_BYTES else len(line)
+            raise WireError(f"{where} holds {size} bytes, expected {MIN_BYTES} to {MAX_BYTES}")
+    if len(lines) > MAX_SECRETS:
         raise WireError(
-            f"{name} holds {min(len(value), MAX_BYTES + 1)} bytes, expected {MIN_BYTES} to {MAX_BYTES}"
+            f"{name} holds {len(lines)} secrets, one a line; expected 1, or {MAX_SECRETS} for a while"
         )
-    return Secret(value)
+    return tuple(Secret(line) for line in dict.fromkeys(lines))
 
 
 def is_open_to_others(mode: int, owner: int, reader: int) -> bool:

@@ -26,6 +26,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
             at `offset` instead of in its ring.
         handle: by which that memory can be mapped; with a slot of the ring: an offer to use it next time,
             which the `Ack` answers.
+        checksum: of its bytes (`wire.checksums`), -1: its producer gives none.
     """
 
     dtype: str
@@ -36,6 +37,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
     slot: int
     handle: bytes = b""
+    checksum: int = -1
 
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):

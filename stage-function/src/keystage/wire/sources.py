@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from keystage.wire.address import Address, parse
 from keystage.wire.api import TensorRef
+from keystage.wire.checksums import NONE, Checker
 from keystage.wire.errors import WireError
 from keystage.wire.link import Link
 from keystage.wire.ring import PeerRings, RingError, RingWatcher
@@ -27,11 +28,15 @@ class TensorSources:
 
     Args:
         link: own node and keys; None: there is one node only.
+
+    Attributes:
+        checker: compares tensors with the checksums that they come with.
     """
 
     def __init__(self, link: Link | None = None) -> None:
         self._link = link or Link()
         self._rings = PeerRings()
+        self.checker = Checker()
         # Producers of other nodes; None for those of this one. Asked for every tensor.
         self._remote: dict[str, Address | None] = {}
         self._fetchers: dict[str, Fetcher] = {}
@@ -98,8 +103,12 @@ class TensorSources:
         """The bytes that a reference names; valid until `release`.
 
         Raises:
-            RingError: they cannot be had: names the producer and the reason.
+            RingError: they cannot be had, or are not what was sent: names the producer and the reason.
         """
+        data = self._bytes_of(ref, owner)
+        return data if ref.checksum == NONE else self.checker.checked(ref, data, owner)
+
+    def _bytes_of(self, ref: TensorRef, owner: str) -> memoryview:
         if self._remote_of(owner) is None:
             return self._rings.view(ref, owner)
         arrival = self._arrivals.get((owner, ref.slot))

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
-from keystage.wire.metrics import START_BOUNDS_S, Sample
+from keystage.wire.metric_spec import START_BOUNDS_S
+from keystage.wire.metrics import Sample
 
 MOST_SERIES = 1024
 """Histograms that are kept of a node: of some fifty pipelines, in every way they start."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from keystage.wire.address import split_host
 from keystage.wire.api import TensorRef
 from keystage.wire.errors import PeerError
-from keystage.wire.link import Link
+from keystage.wire.link import Keys, Link
 from keystage.wire.tensor_stream import (
     MAX_REASON_BYTES,
     MAX_TENSOR_BYTES,
@@ -90,6 +90,7 @@ class Fetcher:
         self._orders: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._spare: list[bytearray] = []
         self._sock: socket.socket | None = None
+        self._keys: Keys | None = None
         self._is_closed = False
         threading.Thread(target=self._run, name="tensors-from", daemon=True).start()
 
@@ -147,10 +148,14 @@ class Fetcher:
         return orders, False
 
     def _connected(self) -> socket.socket:
+        keys = self._link.keys[0]
+        if self._keys != keys:  # nothing is on its way now: the secret was replaced, and the old one ends
+            self._disconnect()
         if self._sock is None:
+            self._keys = keys
             sock = socket.create_connection(split_host(self._address), SILENCE_S)
             try:
-                self._sock = greet(sock, self._link, self._address)
+                self._sock = greet(sock, self._link, self._address, keys)
             except (PeerError, OSError):
                 sock.close()
                 raise

@@ -19,7 +19,7 @@ import time
 
 from keystage.wire.address import join_host
 from keystage.wire.errors import PeerError, WireError
-from keystage.wire.link import Link
+from keystage.wire.link import Keys, Link
 from keystage.wire.ring import Ring, RingError
 from keystage.wire.tensor_stream import (
     MAX_REASON_BYTES,
@@ -126,13 +126,13 @@ class TensorServer:
         sock = accepted
         try:
             try:
-                sock = welcome(accepted, self._link, peer)
+                sock, keys = welcome(accepted, self._link, peer)
                 if not self._is_taken(accepted, sock):
                     raise PeerError(f"{peer} came too late: others took its place")
             except (PeerError, OSError) as error:
                 self._refuse(peer, explain(error))
                 return
-            self._answer_all(sock)
+            self._answer_all(sock, keys)
         except (PeerError, OSError) as error:
             log.debug("tensor connection to %s ended: %s", peer, error)
         finally:
@@ -155,12 +155,17 @@ class TensorServer:
             self._open.add(sock)
             return True
 
-    def _answer_all(self, sock: socket.socket) -> None:
+    def _answer_all(self, sock: socket.socket, keys: Keys) -> None:
+        """Serves a consumer for as long as the secret that it has shown is accepted."""
         while True:
             try:
                 request = receive(sock, REQUEST.size)
             except TimeoutError:
-                continue  # nothing is wanted at present
+                request = b""  # nothing is wanted at present
+            if keys not in self._link.keys:
+                raise PeerError(f"the secret {keys.fingerprint} is not accepted any more")
+            if not request:
+                continue
             slot, offset, nbytes = REQUEST.unpack(request)
             try:
                 window = self._ring.window(slot, offset, nbytes)

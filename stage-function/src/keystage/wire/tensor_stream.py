@@ -5,7 +5,8 @@ that its network encrypts. Both ends, as bytes on the stream:
 
 1. consumer: magic, version, nonce. producer: magic, version, nonce, MAC over both nonces.
    consumer: MAC over both nonces. The MACs (HMAC-SHA256 under a key of the deployment's secret, one label
-   per role) prove each to the other also where there is no TLS.
+   per role) prove each to the other also where there is no TLS. The consumer's nonce begins with the
+   fingerprint of its secret (4 bytes): a producer that accepts two answers with that one.
 2. consumer, any number of times: slot, offset, length. producer, in the same order: status, length, and so
    many bytes: the tensor, or the reason why there is none.
 
@@ -14,6 +15,7 @@ that its network encrypts. Both ends, as bytes on the stream:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import hmac
@@ -21,9 +23,14 @@ import secrets
 import socket
 import ssl
 import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from keystage.wire.errors import PeerError
-from keystage.wire.link import Link
+from keystage.wire.link import Keys, Link
+
+if TYPE_CHECKING:
+    from keystage.wire.certificate import Tls
 
 MAGIC = b"KSTN"
 VERSION = 1
@@ -63,46 +70,66 @@ def prepare(sock: socket.socket, *, is_tls: bool) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def greet(sock: socket.socket, link: Link, peer: str) -> socket.socket:
+def greet(sock: socket.socket, link: Link, peer: str, keys: Keys | None = None) -> socket.socket:
     """The consumer's end of the handshake; returns the socket to use from now on.
+
+    Args:
+        sock: connected.
+        link: own node and keys.
+        peer: the producer, for messages.
+        keys: those to be shown; None: those that are used now.
 
     Raises:
         PeerError: the peer does not hold the secret, or speaks something else.
         OSError: the connection broke.
     """
-    mine = secrets.token_bytes(32)
+    keys = keys or link.keys[0]
+    mine = bytes.fromhex(keys.fingerprint) + secrets.token_bytes(28)
     try:
-        if link.tls is not None:
+        if keys.tls is not None:
             sock.settimeout(SILENCE_S)
-            wrapped = link.tls.client.wrap_socket(sock)
-            link.tls.check_peer(wrapped)
+            wrapped = keys.tls.client.wrap_socket(sock, server_hostname=keys.tls.client_hostname)
+            keys.tls.check_peer(wrapped)
             sock = wrapped
-        prepare(sock, is_tls=link.tls is not None)
+        prepare(sock, is_tls=keys.tls is not None)
         sock.sendall(OPENING.pack(MAGIC, VERSION, mine))
         head = receive(sock, OPENING.size)
     except (PeerError, ConnectionError) as error:
         raise PeerError(f"no greeting ({error}); it died, or {_DIFFERS}") from error
     theirs = _opening(head, peer)
-    if not hmac.compare_digest(receive(sock, PROOF_BYTES), _proof(link, b"producer", mine, theirs)):
+    if _shown(link, b"producer", mine, theirs, receive(sock, PROOF_BYTES)) is None:
         raise PeerError(f"{peer} does not hold this deployment's secret (KEYSTAGE_WIRE_KEY_FILE)")
-    sock.sendall(_proof(link, b"consumer", mine, theirs))
+    sock.sendall(_proof(keys, b"consumer", mine, theirs))
     return sock
 
 
-def welcome(sock: socket.socket, link: Link, peer: str) -> socket.socket:
-    """The producer's end of the handshake; as `greet`."""
-    if link.tls is not None:
+def welcome(sock: socket.socket, link: Link, peer: str) -> tuple[socket.socket, Keys]:
+    """The producer's end of the handshake; as `greet`, and the keys that the consumer has shown."""
+    keys = link.keys[0]
+    if keys.tls is not None:
         sock.settimeout(SILENCE_S)
-        wrapped = link.tls.server.wrap_socket(sock, server_side=True)
-        link.tls.check_peer(wrapped)
+        accepted = [other.tls for other in link.keys if other.tls is not None]
+        wrapped = keys.tls.server_choosing(accepted).wrap_socket(sock, server_side=True)
+        _check_any(wrapped, accepted)
         sock = wrapped
-    prepare(sock, is_tls=link.tls is not None)
+    prepare(sock, is_tls=keys.tls is not None)
     theirs = _opening(receive(sock, OPENING.size), peer)
+    keys = next((meant for meant in link.keys if theirs.startswith(bytes.fromhex(meant.fingerprint))), keys)
     mine = secrets.token_bytes(32)
-    sock.sendall(OPENING.pack(MAGIC, VERSION, mine) + _proof(link, b"producer", theirs, mine))
-    if not hmac.compare_digest(receive(sock, PROOF_BYTES), _proof(link, b"consumer", theirs, mine)):
+    sock.sendall(OPENING.pack(MAGIC, VERSION, mine) + _proof(keys, b"producer", theirs, mine))
+    shown = _shown(link, b"consumer", theirs, mine, receive(sock, PROOF_BYTES))
+    if shown is None:
         raise PeerError(f"{peer} does not hold this deployment's secret (KEYSTAGE_WIRE_KEY_FILE)")
-    return sock
+    return sock, shown
+
+
+def _check_any(sock: ssl.SSLSocket, accepted: Sequence[Tls]) -> None:
+    """Makes sure that a peer has shown the certificate of one of the secrets; raises as `Tls.check_peer`."""
+    for tls in accepted[1:]:
+        with contextlib.suppress(PeerError):
+            tls.check_peer(sock)
+            return
+    accepted[0].check_peer(sock)
 
 
 def receive(sock: socket.socket, nbytes: int) -> bytes:
@@ -154,5 +181,13 @@ def _opening(head: bytes, peer: str) -> bytes:
     return nonce
 
 
-def _proof(link: Link, role: bytes, consumer: bytes, producer: bytes) -> bytes:
-    return hmac.digest(link.handshake_key, role + b"\0" + consumer + producer, hashlib.sha256)
+def _proof(keys: Keys, role: bytes, consumer: bytes, producer: bytes) -> bytes:
+    return hmac.digest(keys.handshake_key, role + b"\0" + consumer + producer, hashlib.sha256)
+
+
+def _shown(link: Link, role: bytes, consumer: bytes, producer: bytes, proof: bytes) -> Keys | None:
+    """Which of the accepted keys a proof is made with, None: no one's."""
+    for keys in link.keys:
+        if hmac.compare_digest(proof, _proof(keys, role, consumer, producer)):
+            return keys
+    return None

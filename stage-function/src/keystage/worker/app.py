@@ -7,6 +7,7 @@ bundle or address, 1 a bug.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -22,7 +23,9 @@ from keystage.bundle.api import Pipeline
 from keystage.bundle.errors import BundleError, SplitError
 from keystage.bundle.store import load
 from keystage.models.blocks import BLOCK_TOKENS
+from keystage.wire.bearer import bearer_from
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
+from keystage.wire.errors import WireError
 from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.opening import node_identity, open_worker
@@ -80,17 +83,19 @@ def main(supply: Supply | None = None, front: Front | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=supply is not None,  # the output is another one since the fork
     )
+    faulthandler.enable()  # where a signal ends it, the log has the place
     try:
         config = WorkerConfig()  # type: ignore[call-arg]  # filled from the environment
         watch_lifeline(config.lifeline_fd)
         status = Status()
         start = _Start(status, supply)
-        face = WorkerHttp(status, config.pipeline, config.replica)
+        bearer = bearer_from(config.internal_token_file, config.wire_key_file)
+        face = WorkerHttp(status, config.pipeline, config.replica, bearer)
         if front is None:
             serve(face, listen(config.http))
         else:
             front.show(face, status)
-    except (ValidationError, EndpointError) as error:
+    except (ValidationError, WireError, EndpointError) as error:
         print(f"keystage worker: {error}", file=sys.stderr)  # noqa: T201
         if front is not None:
             front.failed(str(error))
@@ -106,7 +111,12 @@ def main(supply: Supply | None = None, front: Front | None = None) -> int:
             front.failed(str(error))
         return 2
     log.info("%s is ready: stages %s on %s", config.replica, config.stages, config.device)
-    engine.run()
+    try:
+        engine.run()
+    except Exception as error:
+        engine.say_last(f"{type(error).__name__}: {error}")
+        mailbox.close(linger_s=0.5)
+        raise
     mailbox.close(linger_s=0.5)
     return 0
 

@@ -33,6 +33,8 @@ class WorkerConfig(BaseSettings):
         run: folder for sockets, and for what is fetched from an HTTP home.
         handler: folder of the user's code, for stream programs that are not built in; empty for none.
         events: folder for event logs, none when unset.
+        internal_token_file: bearer token of who may change the threads, mode 0600.
+        wire_key_file: the deployment's secret; the token is derived from it where there is no token file.
         drain_s: longest drain; at least the longest request allowed.
         lifeline_fd: see `wire.endpoints`.
     """
@@ -47,10 +49,10 @@ class WorkerConfig(BaseSettings):
     dtype: str = ""
     threads: int = Field(default=1, ge=0, le=1024)
     slots: int = Field(default=0, ge=0, le=65536)
-    kv_bytes: int = Field(default=0, ge=0)
+    kv_bytes: int = Field(default=0, ge=0, le=1 << 50)
     max_batch: int = Field(default=64, ge=1, le=4096)
     wave_tokens: int = Field(default=0, ge=0, le=65536)
-    ring_bytes: int = Field(default=64 * 1024 * 1024, ge=4096)
+    ring_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1 << 40)
     handoff: Literal["auto", "pinned", "pageable"] = "auto"
     kv_copy: bool = True
     http: str = "127.0.0.1:0"
@@ -58,6 +60,8 @@ class WorkerConfig(BaseSettings):
     run: Path
     handler: str = ""
     events: Path | None = None
+    internal_token_file: Path | None = None
+    wire_key_file: Path | None = None
     drain_s: float = Field(default=60.0, ge=0)
     lifeline_fd: int | None = None
 
@@ -75,6 +79,8 @@ class WorkerConfig(BaseSettings):
 
 KV_BYTES_A_STAGE = 512 * 1024 * 1024
 """Default per hosted stage: 32 k positions of a small model's stage, 8 k of an eighth of a 7B model."""
+MOST_STAGES = 10_000
+"""As many as a model may have layers; a range is written out."""
 _CPU_WAVE_TOKENS = 64
 """Keeps a CPU wave of a small model under 100 ms."""
 _GPU_WAVE_TOKENS = 512
@@ -98,7 +104,7 @@ def parse_stages(text: str) -> tuple[int, ...]:
     try:
         low, high = int(first), int(last or first)
     except ValueError:
-        raise ValueError(f"KEYSTAGE_STAGES={text!r}: expected an index or a range such as 0-3") from None
-    if not 0 <= low <= high:
-        raise ValueError(f"KEYSTAGE_STAGES={text!r}: expected 0 <= first <= last")
+        raise ValueError(f"KEYSTAGE_STAGES={text[:80]!r}: expected an index or a range such as 0-3") from None
+    if not 0 <= low <= high < MOST_STAGES:
+        raise ValueError(f"KEYSTAGE_STAGES={text[:80]!r}: expected 0 <= first <= last < {MOST_STAGES}")
     return tuple(range(low, high + 1))

@@ -16,14 +16,14 @@ import queue
 import time
 from typing import assert_never
 
-import msgspec
-
 from keystage.bundle.api import Pipeline
 from keystage.wire import api
 from keystage.wire.events import EventLog
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.ring import Ring
 from keystage.wire.sources import TensorSources
+from keystage.wire.unreadable import UNREADABLE
+from keystage.wire.versions import common, differ, spoken
 from keystage.worker.device_lane import DeviceLane
 from keystage.worker.executor import Executor, StageError
 from keystage.worker.looping import LoopingWork
@@ -36,8 +36,14 @@ from keystage.worker.states import WorkerState, advance
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+LINK_BROKE = -1
+"""In place of `Introduce.call` in a `Hello`: the router takes this worker for lost, and begins anew."""
 ACK_DELAY_S = 0.02
 """An idle worker keeps acknowledgements back this long: a full ring waits no longer than that."""
+BROKEN_S = 7.0
+"""A peer to whom the link broke is dead for its router by then (5 s without a heartbeat), or it lives."""
+MOST_REASON = 1000
+"""Characters of the last words: a traceback is in the log."""
 IDLE_WAIT_S = 0.2
 """Longest sleep of an idle loop: a bound on how late a drain or an HTTP call is noticed."""
 
@@ -81,6 +87,7 @@ class Engine:
         self._outbox = TensorOutbox(mailbox, ring, lane)
         self._granted: dict[str, tuple[int, int]] = {}
         self._heard: dict[str, tuple[int, int]] = {}
+        self._broken: dict[str, float] = {}
         self._drain_until_s: float | None = None
         self._paid_s = 0.0
         self._sources = sources = sources or TensorSources()
@@ -120,6 +127,12 @@ class Engine:
             self._drain(now_s)
         self._events.flush()
 
+    def say_last(self, reason: str) -> None:
+        """The loop has failed and the process will end: routers need not wait for its silence."""
+        self._status.state, self._status.reason = WorkerState.FAILED, reason
+        for router in self._settings.routers:
+            self._mailbox.send(router, api.Bye(self._settings.replica, reason[:MOST_REASON]))
+
     # ------------------------------------------------------------ receive
 
     def _receive(self, timeout_s: float) -> None:
@@ -131,7 +144,7 @@ class Engine:
         for sender, body, payload in self._mailbox.drain():
             try:
                 message = api.decode_to_worker(body)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 log.warning("dropped a message of %d bytes from %s: %s", len(body), sender, error)
                 continue
             self._handle(sender, message, payload)
@@ -155,6 +168,7 @@ class Engine:
             case api.Unroute():
                 self._looping.remove_paths(message.paths)
                 for address in message.dead:
+                    self._broken.pop(address, None)
                     self._outbox.forget(address)
                     self._sources.forget(address)
             case api.Introduce():
@@ -181,10 +195,9 @@ class Engine:
             self._outbox.lane.heard(sender, message.mapped)
 
     def _on_introduce(self, router: str, message: api.Introduce) -> None:
-        if message.wire != api.WIRE_VERSION:
-            log.error(
-                "router %s speaks wire version %d, this worker %d", router, message.wire, api.WIRE_VERSION
-            )
+        theirs = spoken(message.wire, message.newest)
+        if common(api.VERSIONS, theirs) is None:
+            log.error("%s", differ(f"router {router}", theirs, "this worker", api.VERSIONS))
             return
         self._heard[router] = message.first, message.call
         self._looping.forget_router(router, message.first)
@@ -198,9 +211,9 @@ class Engine:
     def _introduce(self, router: str) -> None:
         s = self._settings
         hello = api.Hello(
-            api.WIRE_VERSION, self._pipeline.name, s.stages, s.replica, s.bundle, s.device,
+            api.VERSIONS.least, self._pipeline.name, s.stages, s.replica, s.bundle, s.device,
             s.slots, s.kv_tokens, s.max_batch, self._mailbox.address, s.pid, s.node, self._is_looping,
-            *self._heard.get(router, (0, 0)),
+            *self._heard.get(router, (0, 0)), api.VERSIONS.most,
         )  # fmt: skip
         self._mailbox.send(router, hello)
         # Credit goes first, so that a router that hears `Ready` can bind at once.
@@ -249,13 +262,16 @@ class Engine:
         s, status = self._settings, self._status
         status.held = self._held() + self._program.kept
         status.reserved = self._looping.reserved
+        status.corrupt = self._sources.checker.corrupt
         self._count_blocks()
         uses = [status.use[stage] for stage in s.stages]
         beat = api.Heartbeat(
             s.replica, status.state.value, status.held, status.reserved,
             [use.busy_s for use in uses], [use.batches for use in uses], [use.rows for use in uses],
             status.kv_blocks, status.kv_blocks - status.kv_blocks_used, status.preemptions,
+            [use.tokens for use in uses],
         )  # fmt: skip
+        self._mend_links(time.monotonic())
         for router in s.routers:
             self._mailbox.send(router, beat)
         self._grant()
@@ -263,6 +279,20 @@ class Engine:
             self._refused = self._mailbox.refused
             self._events.write("refused_peers", replica=s.replica, peers=self._refused)
         self._events.flush()
+
+    def _mend_links(self, now_s: float) -> None:
+        """Begins anew with routers where messages may be lost: to one of them, or to a worker that lives."""
+        for peer in self._mailbox.broken():
+            self._broken[peer] = now_s + (0.0 if peer in self._settings.routers else BROKEN_S)
+        due = [peer for peer, due_s in self._broken.items() if due_s <= now_s]
+        for peer in due:
+            del self._broken[peer]
+        for router in self._settings.routers:
+            if router in due or not set(due) <= set(self._settings.routers):
+                log.warning("the link to %s broke: what was on its way may be lost", ", ".join(due))
+                # A call that no router makes: what it knows of this worker is void.
+                self._heard[router] = self._heard.get(router, (0, 0))[0], LINK_BROKE
+                self._introduce(router)
 
     def _held(self) -> int:
         """Sessions, items and turns that take a slot."""

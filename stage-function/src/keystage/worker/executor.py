@@ -7,6 +7,8 @@ the time. An `Activation` is a row-major [rows, ...] block of bytes with its typ
 from __future__ import annotations
 
 import dataclasses
+import os
+import resource
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -215,20 +217,23 @@ class EmulatedDevice:
         alpha_s: seconds per row.
         beta_s: seconds per batch.
         load_s: seconds a start takes (loading parameters).
+        poison: first token of a prompt, or first byte of an item, that ends the process (SIGABRT) which
+            computes it: a request as one fears it, for tests. -1: none does.
     """
 
     alpha_s: float = 0.0
     beta_s: float = 0.0
     load_s: float = 0.0
+    poison: int = -1
 
 
 def parse_emulated(spec: str) -> EmulatedDevice:
-    """Reads `emulated`, `emulated:alpha=0.001,beta=0.004,load=0.2` (seconds).
+    """Reads `emulated`, `emulated:alpha=0.001,beta=0.004,load=0.2` (seconds), `emulated:poison=666`.
 
     Raises:
         ValueError: names the unknown key or the value that is no non-negative number.
     """
-    values = {"alpha": 0.0, "beta": 0.0, "load": 0.0}
+    values = {"alpha": 0.0, "beta": 0.0, "load": 0.0, "poison": -1.0}
     _, _, rest = spec.partition(":")
     for part in filter(None, rest.split(",")):
         key, _, text = part.partition("=")
@@ -238,9 +243,12 @@ def parse_emulated(spec: str) -> EmulatedDevice:
             values[key] = float(text)
         except ValueError:
             raise ValueError(f"device {spec!r}: {key}={text!r} is not a number of seconds") from None
-        if not 0 <= values[key] < 3600:
+        if key == "poison":
+            if not (values[key] >= 0 and values[key].is_integer()):
+                raise ValueError(f"device {spec!r}: poison={text} must be a token id or a byte")
+        elif not 0 <= values[key] < 3600:
             raise ValueError(f"device {spec!r}: {key}={text} must be in [0, 3600) seconds")
-    return EmulatedDevice(values["alpha"], values["beta"], values["load"])
+    return EmulatedDevice(values["alpha"], values["beta"], values["load"], int(values["poison"]))
 
 
 def emulated_token(session: int, position: int, vocab_size: int) -> int:
@@ -318,6 +326,8 @@ class EmulatedExecutor:
         self, first: int, last: int, ids: Sequence[int], activation: AnyActivation | None, rows: StepRows
     ) -> StepOutput:
         """Sleeps once per stage; tokens come from `emulated_token`."""
+        if self._device.poison >= 0 and first == 0:
+            self._check_prompts(ids, rows)
         self._sleep(len(rows.sessions) * 1.0, stages=last - first + 1)
         if last == self._stages - 1:
             tokens = [
@@ -333,8 +343,17 @@ class EmulatedExecutor:
         shape = (sum(rows.counts), self._activation_bytes)
         return StepOutput(Activation("uint8", shape, self._buffer[:nbytes]), [])
 
+    def _check_prompts(self, ids: Sequence[int], rows: StepRows) -> None:
+        begin = 0
+        for position, count in zip(rows.positions, rows.counts, strict=True):
+            if position == 0 and ids[begin] == self._device.poison:
+                _die()
+            begin += count
+
     def batch(self, first: int, last: int, inputs: Sequence[Activation]) -> list[Activation]:
         """Sleeps once per stage, then hands every input on unchanged."""
+        if any(item.data[:1] == bytes([self._device.poison]) for item in inputs if self._device.poison >= 0):
+            _die()
         self._sleep(float(len(inputs)), stages=last - first + 1)
         return [Activation(item.dtype, item.shape, memoryview(bytes(item.data))) for item in inputs]
 
@@ -355,3 +374,9 @@ class EmulatedExecutor:
         seconds = (self._device.alpha_s * rows + self._device.beta_s) * stages
         if seconds > 0:
             time.sleep(seconds)
+
+
+def _die() -> None:
+    """Ends the process as a fault of its own does, without a core file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.abort()

@@ -19,9 +19,12 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from keystage.wire.bearer import Bearer, bearer_of
+from keystage.wire.http_protocol import PassingProtocol
 from keystage.wire.metrics import Sample, expose
 from keystage.wire.starts import START_PATH, StartReport
 from keystage.wire.threads import MAX_THREADS, THREADS_PATH, Threads
+from keystage.wire.unreadable import UNREADABLE
 from keystage.worker.executor import StageError
 from keystage.worker.settings import Status
 from keystage.worker.states import is_alive, is_ready
@@ -46,10 +49,12 @@ class WorkerHttp:
         status: shared with the engine.
         pipeline: label of the metrics.
         replica: label of the metrics.
+        bearer: who may change threads; None: nobody.
     """
 
-    def __init__(self, status: Status, pipeline: str, replica: str) -> None:
+    def __init__(self, status: Status, pipeline: str, replica: str, bearer: Bearer | None = None) -> None:
         self._status = status
+        self._bearer = bearer or bearer_of("")
         self._labels = {"pipeline": pipeline, "replica": replica}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -64,7 +69,7 @@ class WorkerHttp:
             state = self._status.state
             status, body = (200 if is_ready(state) else 503), state.value.encode()
         elif path == THREADS_PATH:
-            status, body = await self._threads(method, receive)
+            status, body = await self._threads(scope, receive)
             kind = JSON if status == 200 else TEXT
         elif path == START_PATH:
             status, body, kind = 200, msgspec.json.encode(self._start()), JSON
@@ -93,15 +98,19 @@ class WorkerHttp:
         phases = {f"{phase}_s": at_s for phase, at_s in list(status.start.items())}
         return StartReport(**phases, first_item_s=min(firsts, default=0.0))
 
-    async def _threads(self, method: str, receive: Any) -> tuple[int, bytes]:
+    async def _threads(self, scope: dict[str, Any], receive: Any) -> tuple[int, bytes]:
         """GET: compute threads at present; PUT: others from the next batch on."""
+        method = scope["method"]
         if method == "PUT":
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            if not self._bearer.admits(given):
+                return 401, b"the internal token is missing or wrong\n"
             read = await read_body(receive, MAX_THREADS_BODY_BYTES)
             if not isinstance(read, bytes):
                 return read
             try:
                 threads = msgspec.json.decode(read, type=Threads).threads
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 return 400, f'expected {{"threads": 1..{MAX_THREADS}}}: {error}\n'.encode()
             self._status.threads_wanted = threads
             return 202, b""
@@ -133,6 +142,7 @@ class WorkerHttp:
             Sample("keystage_worker_sessions", labels, status.held),
             Sample("keystage_worker_kv_tokens", labels, status.reserved),
             Sample("keystage_preemptions", labels, status.preemptions),
+            Sample("keystage_worker_corrupt_tensors", labels, status.corrupt),
         ]
         for stage, use in list(status.use.items()):  # the engine's thread adds to it
             by_stage = {**labels, "stage": str(stage)}
@@ -173,7 +183,13 @@ async def read_body(receive: Any, most_bytes: int) -> bytes | tuple[int, bytes]:
 def serve(app: Application, listening: socket.socket) -> threading.Thread:
     """Runs the application in a daemon thread until the process ends."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_keep_alive=130
+        app,
+        http=PassingProtocol,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=130,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="http", daemon=True)

@@ -287,6 +287,7 @@ class LoopingWork:
         data = memoryview(bytearray(payload))
         if data.nbytes != ref.nbytes:
             raise RingError(f"{data.nbytes} bytes came for a tensor of {ref.nbytes}")
+        self._sources.checker.check(ref, data, sender)
         return Activation(ref.dtype, ref.shape, data)
 
     def _acknowledge(self, step: api.Step) -> None:
@@ -379,7 +380,8 @@ class LoopingWork:
 
     def _account(self, step: api.Step, first: int, last: int, rows: api.StepRows, seconds: float) -> None:
         for stage in range(first, last + 1):
-            self._status.use[stage].add(seconds / (last - first + 1), len(rows.sessions))
+            share_s = seconds / (last - first + 1)
+            self._status.use[stage].add(share_s, len(rows.sessions), sum(rows.counts))
         if self._events:
             prefill = sum(
                 count > 1 or position == 0

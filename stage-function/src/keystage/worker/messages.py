@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from keystage.streams.api import Header, Message, ProgramError
+from keystage.wire.unreadable import UNREADABLE
 
 ALIGN_BYTES = 64
 MOST_META_BYTES = 64 * 1024
@@ -85,11 +86,14 @@ def unpack(meta: bytes, data: memoryview | None) -> Message:
     """
     try:
         described = _decoder.decode(meta)
+        have = 0 if data is None else data.nbytes
+        if not 0 <= described.nbytes <= have:
+            raise ValueError(f"its tensors take {described.nbytes}")
         block = torch.empty(described.nbytes, dtype=torch.uint8)
         if data is not None and described.nbytes:
             block.numpy().data[:] = data[: described.nbytes]
         tensors = {place.name: _viewed(block, place) for place in described.places}
-    except (msgspec.DecodeError, RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError, *UNREADABLE) as error:
         raise ProgramError(
             f"a message of {0 if data is None else data.nbytes} bytes: {error}", 500
         ) from error

@@ -166,7 +166,8 @@ class TensorOutbox:
             ref = self.lane.place(to, activation)
         if ref is None and not self._ring.ledger.fits(activation.nbytes):
             inline = api.TensorRef(activation.dtype, activation.shape, 0, 0, 0, activation.nbytes, 0)
-            self._mailbox.send(to, build(inline), self.bytes_of(activation))
+            data = self.bytes_of(activation)
+            self._mailbox.send(to, build(self._ring.with_checksum(inline, data)), data)
             return True
         if ref is None:
             ref = self._written(to, activation, is_near=is_near)
@@ -188,5 +189,7 @@ class TensorOutbox:
         ref = self._ring.reserve(activation.nbytes, activation.dtype, activation.shape)
         if ref is None:
             return None
-        self.lane.fill(activation, self._ring.window(ref.slot, ref.offset, ref.nbytes))
+        window = self._ring.window(ref.slot, ref.offset, ref.nbytes)
+        self.lane.fill(activation, window)
+        ref = self._ring.with_checksum(ref, window)
         return msgspec.structs.replace(ref, handle=self.lane.offer(to)) if is_near else ref

@@ -16,7 +16,7 @@ from keystage.worker.states import WorkerState
 
 @dataclasses.dataclass(slots=True)
 class StageUse:
-    """Cumulative use of one hosted stage: seconds of compute, batches, rows.
+    """Cumulative use of one hosted stage: seconds of compute, batches, rows, tokens (items count one each).
 
     `wave_wait_s` is the time from a wave's arrival to its turn (looping, of the first stage run here);
     `first_at_s` is when its first batch or wave was computed (`time.monotonic`), 0 before.
@@ -25,16 +25,18 @@ class StageUse:
     busy_s: float = 0.0
     batches: int = 0
     rows: int = 0
+    tokens: int = 0
     first_at_s: float = 0.0
     wave_wait_s: float = 0.0
 
-    def add(self, seconds: float, rows: int) -> None:
+    def add(self, seconds: float, rows: int, tokens: int = 0) -> None:
         """Counts one batch or wave, just computed."""
         if not self.batches:
             self.first_at_s = time.monotonic()
         self.busy_s += seconds
         self.batches += 1
         self.rows += rows
+        self.tokens += tokens or rows
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,7 +45,8 @@ class Status:
 
     `threads` is what the executor computes with, 0 its own choice; the engine makes it `threads_wanted`
     (0: nobody asked) between two batches. `start` holds when a phase of the start was reached. `reserved`
-    counts KV positions in blocks that are taken, `preemptions` those on paths that this worker owns.
+    counts KV positions in blocks that are taken, `preemptions` those on paths that this worker owns,
+    `corrupt` tensors that came otherwise than they were sent.
     """
 
     state: WorkerState = WorkerState.LOADING
@@ -55,6 +58,7 @@ class Status:
     kv_blocks: int = 0
     kv_blocks_used: int = 0
     preemptions: int = 0
+    corrupt: int = 0
     use: dict[int, StageUse] = dataclasses.field(default_factory=dict)
     threads: int = 0
     threads_wanted: int = 0

@@ -32,11 +32,11 @@ class Starting(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         replica: replica name.
-        expected_ready_s: Unix seconds at which it should be ready.
+        expected_ready_s: Unix seconds at which it should be ready; not known: a whole start time from now.
     """
 
     replica: str
-    expected_ready_s: float
+    expected_ready_s: Measured
 
 
 class Placed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -209,6 +209,7 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         rows: cumulative rows computed for this stage.
         served_s: seconds since it became ready.
         idle_s: seconds of these in which it had nothing to do, at least.
+        is_slow: whether its router gives it nothing for a while, because it is slow beside its like.
     """
 
     replica: str
@@ -218,6 +219,7 @@ class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     rows: Measured = None
     served_s: Measured = None
     idle_s: Measured = None
+    is_slow: bool = False
 
 
 class BatchProfile(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -54,6 +54,8 @@ class EstimatorState(msgspec.Struct, frozen=True, array_like=True):
         grew_at_s: when a worker appeared last; its first services are left out.
         fast: sums over the short window.
         slow: sums over the long window.
+        moved: snapshot time at which each router's clock was seen to have moved last.
+        peaks: counters that a router had before they fell, by incarnation.
     """
 
     at_s: float | None = None
@@ -63,6 +65,8 @@ class EstimatorState(msgspec.Struct, frozen=True, array_like=True):
     grew_at_s: float | None = None
     fast: Moments = Moments()
     slow: Moments = Moments()
+    moved: dict[str, float] = {}
+    peaks: dict[str, tuple[float, ...]] = {}
 
 
 class PidState(msgspec.Struct, frozen=True, array_like=True):

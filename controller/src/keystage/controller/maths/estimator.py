@@ -17,13 +17,14 @@ A CV estimated from too few arrivals is worse than a guess (at CV 8 a window of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import msgspec
 
 from keystage.controller.domain.snapshot import Counters, RouterSample, WorkerSample
 from keystage.controller.domain.state import EstimatorState, Moments
+from keystage.controller.maths.consistency import FLOWS, Vectors, contradiction, fallen, moves, peaks
 from keystage.controller.maths.shift import is_shift
 
 _HUGE = 1e15
@@ -41,11 +42,6 @@ MOST_SLOTS = 4096
 MOST_SCV = 1e4
 """CV 100: a larger one is garbled, and its powers must not overflow."""
 
-_FLOWS = 7
-"""Cumulative counters in a router's vector; queue and in-flight items come after them."""
-
-Vectors = Mapping[str, tuple[float, ...]]
-
 
 class EstimatorSettings(msgspec.Struct, frozen=True):
     """Windows and priors.
@@ -53,7 +49,8 @@ class EstimatorSettings(msgspec.Struct, frozen=True):
     Attributes:
         fast_s: time constant of the short window: a few starts of a replica on one machine.
         slow_s: time constant of the long window: at 35 arrivals a second enough for CV 4.
-        stale_s: a router clock standing still for longer makes the estimate invalid.
+        stale_s: a router clock standing still for longer makes the estimate invalid, as counters that fell
+            do for as long.
         warm_s: services within this time of a worker's appearance are left out of the moments
             (first batches run cold and would poison the capacity model).
         prior_arrival_scv: squared CV of arrivals until measured: the geometric mean of the CVs of
@@ -155,18 +152,23 @@ def estimate(
     delta: Sequence[float] = ()
     if state.at_s is not None and 0 <= at_s - state.at_s < settings.rest_s and totals == state.routers:
         return _summary(settings, state, totals, workers, profile_s, delta), state
+    moved = moves(state, clocks, at_s)
+    if invalid := contradiction(settings.stale_s, state, totals, moved, at_s):
+        return Estimates(invalid=invalid), state
     works: dict[str, tuple[float, ...]] = {
         w.replica: (w.busy_s, w.rows)
         for w in workers
         if w.busy_s is not None and w.rows is not None and math.isfinite(w.busy_s + w.rows)
     }
-    if state.at_s is None or at_s < state.at_s:
-        state = _rebased(state, at_s, totals, clocks, works)
+    before_fall, is_back = peaks(state, totals) if state.at_s is not None else ({}, False)
+    state = msgspec.structs.replace(state, peaks=before_fall) if before_fall or is_back else state
+    if state.at_s is None or at_s < state.at_s or is_back or fallen(state, totals):
+        state = _rebased(state, at_s, totals, clocks, works, moved)
     elif all(clocks[k] == state.clocks.get(k) for k in clocks):
         if at_s - state.at_s > settings.stale_s:
             return Estimates(invalid=f"statistics stand still for {at_s - state.at_s:.1f} s"), state
     else:
-        delta, state = _advance(settings, state, at_s, totals, clocks, works)
+        delta, state = _advance(settings, state, at_s, totals, clocks, works, moved)
     return _summary(settings, state, totals, workers, profile_s, delta), state
 
 
@@ -177,11 +179,12 @@ def _advance(
     totals: dict[str, tuple[float, ...]],
     clocks: dict[str, float],
     works: dict[str, tuple[float, ...]],
+    moved: dict[str, float],
 ) -> tuple[list[float], EstimatorState]:
     """Adds the growth since the last sample to both windows."""
     assert state.at_s is not None
     dt_s = at_s - state.at_s
-    delta = _growth(state.routers, totals, _FLOWS)
+    delta = _growth(state.routers, totals, FLOWS)
     busy_s, rows = _growth(state.workers, works, 2)
     grew_at_s = at_s if works.keys() - state.workers.keys() else state.grew_at_s
     is_cold = grew_at_s is not None and at_s - grew_at_s < settings.warm_s
@@ -199,8 +202,9 @@ def _advance(
         fast = msgspec.structs.replace(fast, span_s=anew.span_s, arrivals=anew.arrivals)
         slow = msgspec.structs.replace(slow, span_s=anew.span_s, arrivals=anew.arrivals)
     return delta, EstimatorState(
-        at_s=at_s, routers=totals, clocks=clocks, workers=works, grew_at_s=grew_at_s, fast=fast, slow=slow
-    )
+        at_s=at_s, routers=totals, clocks=clocks, workers=works, grew_at_s=grew_at_s, fast=fast, slow=slow,
+        moved=moved, peaks=state.peaks,
+    )  # fmt: skip
 
 
 def _shifted(settings: EstimatorSettings, before: Moments, gain: Moments, fast: Moments) -> Moments | None:
@@ -226,6 +230,7 @@ def _rebased(
     totals: dict[str, tuple[float, ...]],
     clocks: dict[str, float],
     works: dict[str, tuple[float, ...]],
+    moved: dict[str, float],
 ) -> EstimatorState:
     """Begins anew at this sample; at the very first one the totals so far give the service moments."""
     slow = state.slow
@@ -235,7 +240,10 @@ def _rebased(
         slow = (
             Moments(services=services, service_s=service_s, service_s2=service_s2) if is_sane else Moments()
         )
-    return EstimatorState(at_s=at_s, routers=totals, clocks=clocks, workers=works, fast=state.fast, slow=slow)
+    return EstimatorState(
+        at_s=at_s, routers=totals, clocks=clocks, workers=works, fast=state.fast, slow=slow, moved=moved,
+        peaks=state.peaks,
+    )  # fmt: skip
 
 
 def _summary(
@@ -265,8 +273,8 @@ def _summary(
         service_scv = _scv(slow.services, slow.service_s, slow.service_s2)
     queue = in_flight = 0.0
     for values in totals.values():
-        queue += values[_FLOWS]
-        in_flight += values[_FLOWS + 1]
+        queue += values[FLOWS]
+        in_flight += values[FLOWS + 1]
     return Estimates(
         arrival_rps=fast.arrivals / fast.span_s if fast.span_s > 1e-9 else None,
         arrival_slow_rps=slow.arrivals / slow.span_s if slow.span_s > 1e-9 else None,

@@ -22,6 +22,7 @@ import urllib3
 
 from keystage.bundle.api import CPU_PROFILE, Pipeline
 from keystage.controller.platforms.local_cpu import CpuProfiles, Work
+from keystage.wire.unreadable import UNREADABLE
 
 REFRESH_S = 60.0
 RETRY_S = 5.0
@@ -152,7 +153,7 @@ class Bundles:
             if known is None or known[0] != written_ns:
                 known = (written_ns, msgspec.json.decode(path.read_bytes(), type=Pipeline))
                 self._known[url] = known
-        except (OSError, msgspec.DecodeError, RecursionError):
+        except (OSError, *UNREADABLE):
             self._known.pop(url, None)  # the worker that needs it names the fault; here it only informs
             return None
         return known[1]

@@ -109,7 +109,7 @@ class KubernetesPlatform:
         self._beside_vendor = beside_vendor
         self._budget = budget_replicas
         self._stale_s = stale_s
-        self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
+        self._at_s = 0.0
         self._routers = RouterReader(timeout_s)
         self._ground = Ground({})
         self._seen: tuple[object, object, object] | None = None
@@ -127,7 +127,7 @@ class KubernetesPlatform:
         """See `Platform.observe`."""
         self.looked_at_s = time.monotonic()
         self._check()
-        at_s = time.monotonic() + self._offset_s
+        self._at_s = at_s = max(self._at_s, self._world.clock.now_s())  # it never steps back
         pods, nodes = self._world.pods(), self._world.nodes()
         loads = self._loads.now()
         functions = self._functions(loads)
@@ -164,7 +164,7 @@ class KubernetesPlatform:
             match action:
                 case SetReplicas(function, replicas, sites, victims):
                     kept = self._fitting(function, sites)
-                    self._wishes.set_replicas(function, replicas, kept, victims, time.time())
+                    self._wishes.set_replicas(function, replicas, kept, victims, self._world.clock.now_s())
                 case SetCpu(function, cores):
                     self._wishes.set_cores(function, cores)
                 case LiftOverride(function):

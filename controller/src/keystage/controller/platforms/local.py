@@ -33,6 +33,7 @@ from keystage.controller.domain.platform import PlatformError
 from keystage.controller.domain.snapshot import Snapshot
 from keystage.controller.platforms.bundles import Bundles
 from keystage.controller.platforms.local_cap import Machine
+from keystage.controller.platforms.local_expiry import Expiries
 from keystage.controller.platforms.local_view import Seen, snapshot_of
 from keystage.controller.platforms.router_stats import RouterReader
 from keystage.controller.platforms.unix_http import UnixConnection, exchange
@@ -46,6 +47,7 @@ from keystage.local.api import (
     NodeRecord,
     ReplicaRecord,
 )
+from keystage.wire.unreadable import UNREADABLE
 
 SHOWN_S = 1.0
 """Between two looks at a node that is the only one."""
@@ -71,6 +73,7 @@ class LocalPlatform:
         self._budget = budget_replicas
         self._gpus = inventory.visible(os.environ)
         self._offset_s = time.time() - time.monotonic()  # Unix seconds that never step
+        self._expiries = Expiries()
         self._bundles = Bundles(home / "bundles")  # not started: those in local folders are known
         self._nodes_known: list[NodeRecord] = []
         self._nodes_at_s = -math.inf
@@ -82,7 +85,9 @@ class LocalPlatform:
 
     def observe(self) -> Snapshot:
         """See `Platform.observe`."""
-        functions = self._get("/functions", list[FunctionRecord])
+        functions = self._expiries.steadied(
+            self._get("/functions", list[FunctionRecord]), self._now_s(), time.time()
+        )
         replicas = self._get("/replicas", list[ReplicaRecord])
         stats, unread = self._routers.read(functions, replicas)
         memory = psutil.virtual_memory()
@@ -90,7 +95,7 @@ class LocalPlatform:
         bundles, work = self._bundles.read(urls)
         return snapshot_of(
             Seen(
-                at_s=time.monotonic() + self._offset_s,
+                at_s=self._now_s(),
                 functions=functions,
                 replicas=replicas,
                 stats=stats,
@@ -123,6 +128,9 @@ class LocalPlatform:
                 case _:
                     assert_never(action)
 
+    def _now_s(self) -> float:
+        return time.monotonic() + self._offset_s
+
     def _nodes(self) -> list[NodeRecord]:
         """The nodes. One alone, which is no choice, is asked for now and then, for people."""
         now_s = time.monotonic()
@@ -139,7 +147,7 @@ class LocalPlatform:
         try:
             try:
                 lists = msgspec.json.decode(self._published.read_bytes(), type=dict[str, object])
-            except (FileNotFoundError, msgspec.DecodeError):
+            except (FileNotFoundError, *UNREADABLE):
                 lists = {}
             fresh.write_bytes(msgspec.json.encode(lists | {action.pipeline: action.ranking}))
             fresh.replace(self._published)
@@ -152,7 +160,7 @@ class LocalPlatform:
             raise PlatformError(f"GET {path} on {self._control} answered {status}: {body[:200]!r}")
         try:
             return msgspec.json.decode(body, type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise PlatformError(f"GET {path} on {self._control}: {error}") from error
 
     def _put_to(self, function: str, what: str, body: msgspec.Struct) -> None:

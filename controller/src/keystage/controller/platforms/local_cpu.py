@@ -17,6 +17,7 @@ from keystage.bundle.api import CPU_PROFILE, CpuProfile
 from keystage.controller.domain.snapshot import CpuView
 from keystage.controller.maths import cpu_fit
 from keystage.controller.maths.regression import BadProfile
+from keystage.wire.unreadable import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class CpuProfiles:
 def _fits(path: Path) -> list[Work | None]:
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=CpuProfile)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, *UNREADABLE) as error:
         log.warning("%s is not used: %s", path, error)
         return []
     fits: list[Work | None] = []

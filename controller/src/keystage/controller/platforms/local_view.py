@@ -39,6 +39,7 @@ from keystage.controller.platforms.local_nodes import node_views, placed, shown_
 from keystage.local import api as local_api
 from keystage.local.api import FunctionRecord, NodeRecord, ReplicaRecord
 from keystage.router.api import ReplicaStats, RouterStats
+from keystage.wire.unreadable import UNREADABLE
 
 DEFAULT_START_S = 2.0
 """Start time assumed for the expected ready time until a replica of the function was measured."""
@@ -152,6 +153,7 @@ def _pipeline(
         missing = seen.unread.get(function, "")
         if not stats and not missing:
             missing = f"router {function} has no ready replica"
+        missing = missing or contradiction(function, stats)
         slo = slo_of(router)
         batching = router.deployment.envVars.get("KEYSTAGE_BATCHING", "")
     kinds = {s.execution for s in stats}
@@ -165,6 +167,21 @@ def _pipeline(
         batching=batching,
         answered=tuple(Answered(s.incarnation, s.due, s.in_time) for s in stats),
     )
+
+
+def contradiction(function: str, stats: Sequence[RouterStats]) -> str:
+    """Why what a router's replicas say cannot all be so, empty where it can."""
+    kinds = sorted({s.execution for s in stats})
+    if len(kinds) > 1:
+        return f"replicas of router {function} contradict each other: {' and '.join(kinds)}"
+    names = [s.incarnation for s in stats]
+    if len(set(names)) < len(names):
+        return f"two replicas of router {function} call themselves {max(names, key=names.count)}"
+    counted = {tuple(sorted(c.stage for c in s.stages)) for s in stats}
+    if len(counted) > 1:
+        told = " and ".join(str(len(stages)) for stages in sorted(counted))
+        return f"replicas of router {function} contradict each other: they count {told} stages"
+    return ""
 
 
 def _stage(
@@ -248,7 +265,7 @@ def slo_of(router: FunctionRecord) -> Slo:
     text = router.deployment.envVars.get("KEYSTAGE_SLO", "")
     try:
         return msgspec.json.decode(text, type=Slo) if text else Slo()
-    except (msgspec.DecodeError, RecursionError):  # the router itself refuses such a value by name
+    except UNREADABLE:  # the router itself refuses such a value by name
         return Slo()
 
 
@@ -302,6 +319,7 @@ def _workers(stats: Sequence[RouterStats], stage: int) -> tuple[WorkerSample, ..
             rows=worker.rows[place] if place < len(worker.rows) else None,
             served_s=worker.served_s,
             idle_s=worker.idle_s,
+            is_slow=worker.resting,
         )
     return tuple(found.values())
 

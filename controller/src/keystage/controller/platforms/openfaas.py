@@ -37,6 +37,7 @@ from keystage.openfaas.errors import NotFound, OpenFaasError
 from keystage.openfaas.provider import Limits, kind_of, limits
 from keystage.openfaas.types import FunctionStatus
 from keystage.router.api import STATS_PATH, RouterStats
+from keystage.wire.unreadable import UNREADABLE
 
 MAX_PARALLEL = 8
 TRIES = 6
@@ -181,7 +182,7 @@ class OpenFaasPlatform:
             if status != http.client.OK:
                 return f"router {name} answered {status} to {STATS_PATH}"
             return msgspec.json.decode(body, type=RouterStats)
-        except (OpenFaasError, msgspec.DecodeError) as error:
+        except (OpenFaasError, *UNREADABLE) as error:
             return f"router {name}: {error}"
 
     @contextmanager

@@ -18,6 +18,7 @@ from keystage.controller.platforms.local_view import role_of
 from keystage.controller.platforms.unix_http import exchange
 from keystage.local.api import FunctionRecord, ReplicaRecord
 from keystage.router.api import STATS_PATH, RouterStats
+from keystage.wire.unreadable import UNREADABLE
 
 MAX_PARALLEL = 8
 
@@ -60,5 +61,5 @@ class RouterReader:
             if status != http.client.OK:
                 return f"router {replica.replica} answered {status} to {STATS_PATH}"
             return msgspec.json.decode(body, type=RouterStats)
-        except (PlatformError, msgspec.DecodeError, RecursionError) as error:
+        except (PlatformError, *UNREADABLE) as error:
             return f"router {replica.replica}: {error}"

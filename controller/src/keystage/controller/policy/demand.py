@@ -14,6 +14,7 @@ import msgspec
 
 from keystage.controller.domain.snapshot import Starting
 from keystage.controller.maths import erlang, transient
+from keystage.controller.maths.estimator import is_number
 from keystage.controller.policy.settings import MOST_REPLICAS
 
 
@@ -74,7 +75,12 @@ def for_backlog(
     """
     least = ceil_within(load.arrival_rps / load.replica_rps, most)
     serving = min(max(0, ready), most)
-    starts_s = [min(start_s, max(0.0, replica.expected_ready_s - at_s)) for replica in starting]
+    starts_s = [
+        min(start_s, max(0.0, replica.expected_ready_s - at_s))
+        if is_number(replica.expected_ready_s)
+        else start_s
+        for replica in starting
+    ]
     more = transient.servers_to_drain(
         load.backlog, load.arrival_rps, load.replica_rps, serving, starts_s, start_s, start_s + drain_s, most
     )

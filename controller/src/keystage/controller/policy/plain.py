@@ -26,6 +26,8 @@ from keystage.controller.policy.settings import MOST_REPLICAS, PolicySettings
 
 MOST_STARTS = 1e9
 """Between two looks; more is an error in counting, and must not outgrow a number."""
+SPREAD_S = 1.0
+"""As often as gateways report: what came in a longer time did not come at once."""
 SETTLED = 3.0
 """Time constants after which a rate counted from nothing is known to 5 %."""
 
@@ -37,7 +39,7 @@ def plain(settings: PolicySettings, scale: FunctionView, memory: PlainState, at_
     if scale.loads is None:
         return as_it_is
     in_flight = _sum([load.in_flight for load in scale.loads])
-    memory, came = _watched(settings, scale, memory, at_s)
+    memory, came, is_counted = _watched(settings, scale, memory, at_s)
     is_busy = in_flight is None or in_flight > 0 or came or scale.wake
     busy_at_s = memory.busy_at_s
     if is_busy or busy_at_s is None or busy_at_s > at_s:
@@ -52,6 +54,8 @@ def plain(settings: PolicySettings, scale: FunctionView, memory: PlainState, at_
         return msgspec.structs.replace(plan, wanted=0, corrected=0, reason=reason, is_idle=True, plain=rested)
     if scale.target is None or in_flight is None:
         return plan
+    if not is_counted and scale.target.kind == "rps":
+        return msgspec.structs.replace(plan, reason="hold: a gateway does not tell how many requests began")
     return _by_load(settings, plan, scale.target, memory, at_s)
 
 
@@ -100,12 +104,13 @@ def _damped(
 
 def _watched(
     settings: PolicySettings, scale: FunctionView, memory: PlainState, at_s: float
-) -> tuple[PlainState, bool]:
-    """Memory with the rate up to now, and whether anything came since the last look.
+) -> tuple[PlainState, bool, bool]:
+    """Memory with the rate up to now, whether anything came since the last look, and whether that is known.
 
     The rate is S / tau with S <- S e^(-dt/tau) + starts: from nothing it needs some `load_s` to be known, and
-    a report once a second moves it by dt/tau. A gateway seen for the first time tells where its count stands;
-    what it had before is no rate.
+    a report once a second moves it by dt/tau. What came in a longer time is taken for evenly spread. A
+    gateway seen for the first time tells where its count stands; what it had before is no rate. While one's
+    count is missing, or less than it was (each start of a gateway has a name of its own), memory stays.
     """
     came = False
     starts = 0.0
@@ -113,11 +118,8 @@ def _watched(
     for load in scale.loads or ():
         now = load.started
         before = memory.started.get(load.gateway)
-        if now is None or not math.isfinite(now):
-            came = True  # not known: not to be taken for nothing
-            if before is not None:
-                started[load.gateway] = before
-            continue
+        if now is None or not (before or 0.0) <= now < math.inf:
+            return memory, True, False  # not known: not to be taken for nothing
         started[load.gateway] = now
         if before is None:
             came = came or now > 0
@@ -126,15 +128,17 @@ def _watched(
             starts += min(now - before, MOST_STARTS)
     tau_s = max(1e-3, settings.load_s)
     since_s = at_s - memory.at_s if memory.at_s is not None and memory.at_s <= at_s else 0.0
-    rate_rps = memory.rate_rps * math.exp(-since_s / tau_s) + starts / tau_s
-    return msgspec.structs.replace(memory, at_s=at_s, started=started, rate_rps=rate_rps), came
+    faded = math.exp(-since_s / tau_s)
+    came_rps = starts / tau_s if since_s <= SPREAD_S else starts / since_s * (1 - faded)
+    rate_rps = memory.rate_rps * faded + came_rps
+    return msgspec.structs.replace(memory, at_s=at_s, started=started, rate_rps=rate_rps), came, True
 
 
 def _sum(values: list[float | None]) -> float | None:
-    """The sum; None where one is not known."""
+    """The sum; None where one is not known, or none that can be."""
     total = 0.0
     for value in values:
-        if value is None or not math.isfinite(value):
+        if value is None or not 0 <= value < math.inf:
             return None
-        total += max(0.0, value)
+        total += value
     return total

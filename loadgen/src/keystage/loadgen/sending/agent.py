@@ -14,7 +14,6 @@ import hmac
 import socket
 import time
 
-import msgspec
 import numpy as np
 from aiohttp import WSMsgType, web
 
@@ -22,6 +21,7 @@ from keystage.loadgen.sending import messages
 from keystage.loadgen.sending.parts import count_of, cut
 from keystage.loadgen.sending.processes import Processes, SenderError
 from keystage.loadgen.sending.row import Row
+from keystage.wire.unreadable import UNREADABLE
 
 PATH = "/run"
 TELL_S = 0.2
@@ -90,7 +90,7 @@ class _Run:
                 return
             try:
                 asked = messages.agent_asked(message.data)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 await self._tell(messages.Refused(f"not understood: {error}"))
                 return
             match asked:

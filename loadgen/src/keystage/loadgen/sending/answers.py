@@ -10,6 +10,7 @@ import msgspec
 
 from keystage.loadgen.sending.row import Row
 from keystage.loadgen.sse import StreamTally
+from keystage.wire.unreadable import UNREADABLE
 
 ERROR_BYTES = 200
 """As much of an error's body as is told."""
@@ -46,7 +47,7 @@ def read_tokens(received: bytes | bytearray, row: Row) -> None:
     """Fills in the tokens that a whole JSON answer tells, or the row's error if it is no JSON object."""
     try:
         answer = _told.decode(received)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         row.error = f"bad_answer: {error}"
         return
     row.prompt_tokens, row.output_tokens = answer.prompt_tokens, answer.tokens

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
-import msgspec
 
 from keystage.loadgen.plan import Plan
 from keystage.loadgen.sending import messages
@@ -25,6 +24,7 @@ from keystage.loadgen.sending.processes import END_GRACE_S, READY_S, Faced, Send
 from keystage.loadgen.sending.row import Progress
 from keystage.loadgen.sending.run import Sent, lose, so_far
 from keystage.loadgen.target import Target
+from keystage.wire.unreadable import UNREADABLE
 
 QUESTIONS = 50
 QUESTION_S = 10.0
@@ -73,7 +73,7 @@ class _Link:
             raise SenderError([f"agent {self.name}: the connection ended ({message.type.name.lower()})"])
         try:
             told: messages.AgentTold = messages.agent_told(message.data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise SenderError([f"agent {self.name}: not understood: {error}"]) from error
         if isinstance(told, messages.Refused):
             raise SenderError([f"agent {self.name}: {told.reason}"])

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from keystage.streams.api import ProgramError
+from keystage.wire.unreadable import UNREADABLE
 
 
 def json_object(body: bytes, content_type: str, known: Collection[str]) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def json_object(body: bytes, content_type: str, known: Collection[str]) -> dict[
         raise ProgramError(f"content type must be application/json, got {kind}", 415)
     try:
         fields = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ProgramError(f"the body is no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ProgramError(f"the body must be a JSON object, got {type(fields).__name__}")

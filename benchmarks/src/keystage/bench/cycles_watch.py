@@ -1,0 +1,174 @@
+"""What the processes of a local world hold at one moment: descriptors, threads, memory, shared memory, files.
+
+Before it: `cycles_world` runs a world below one process. After it: one reading by name, which `cycles`
+fits lines through. It reads /proc and folders, and must not change anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import psutil
+
+_MIB = 1 << 20
+_SHM = Path("/dev/shm")  # noqa: S108  (looked at, never written)
+_MODULES = {
+    "keystage.gateway.app": "gateway",
+    "keystage.controller.app": "controller",
+    "keystage.keysmanager.app": "keysmanager",
+}
+"""Roles of kept processes by the module that their command line names."""
+PARTS = (
+    "supervisor", "gateway", "controller", "keysmanager", "fork server", "holders", "router", "workers",
+)  # fmt: skip
+Reading = dict[str, float]
+
+
+class WorldWatch:
+    """Reads everything below one `keystage up`.
+
+    Args:
+        up: its process.
+        home: its state folder.
+        run: its run folder.
+    """
+
+    def __init__(self, up: psutil.Process, home: Path, run: Path) -> None:
+        self._up = up
+        self._home = home
+        self._run = run
+        self._gpus = _gpus()
+
+    def parts(self, routers: Iterable[int], workers: Iterable[int]) -> dict[str, list[int]]:
+        """Process ids of the lasting parts by role, of those in `PARTS`.
+
+        Args:
+            routers: process ids of routers, which are known by their records alone.
+            workers: likewise of workers that stay.
+        """
+        found: dict[str, list[int]] = {"supervisor": [self._up.pid]}
+        for child in self._up.children():
+            with contextlib.suppress(psutil.Error):
+                role = next((r for m, r in _MODULES.items() if m in child.cmdline()), "")
+                if role:
+                    found[role] = [child.pid]
+        for daemon in found.get("keysmanager", ()):
+            with contextlib.suppress(psutil.Error):
+                servers = psutil.Process(daemon).children()
+                found["fork server"] = [one.pid for one in servers]
+                found["holders"] = [one.pid for server in servers for one in server.children()]
+        found |= {"router": list(routers), "workers": list(workers)}
+        return {role: sorted(found[role]) for role in PARTS if found.get(role)}
+
+    def read(self, parts: Mapping[str, Iterable[int]]) -> Reading:
+        """One reading, summed over the processes of a role.
+
+        Raises:
+            psutil.Error: a lasting part has ended meanwhile.
+            OSError: likewise.
+        """
+        found: Reading = {}
+        segments: dict[tuple[int, int], int] = {}
+        for role, pids in parts.items():
+            sums = dict.fromkeys(("files", "threads", "private MiB", "PSS MiB"), 0.0)
+            for pid in pids:
+                folder = Path(f"/proc/{pid}")
+                sums["files"] += _descriptors(folder / "fd", segments)
+                sums["threads"] += sum(1 for _ in (folder / "task").iterdir())
+                pss, private = memory_bytes(pid)
+                sums["PSS MiB"] += pss / _MIB
+                sums["private MiB"] += private / _MIB
+            found |= {f"{role}: {what}": value for what, value in sums.items()}
+        below = self._below()
+        found["processes"] = float(len(below))
+        found["zombies"] = float(sum(is_dead for is_dead in below))
+        found["memfds"] = float(len(segments))
+        found["memfds MiB"] = sum(segments.values()) / _MIB
+        names = list(_SHM.iterdir()) if _SHM.is_dir() else []
+        found["shared memory names"] = float(len(names))
+        run_files, _ = _folder(self._run)
+        found["run folder: entries"] = float(run_files)
+        state_files, state_bytes = _folder(self._home)
+        found["state folder: entries"] = float(state_files)
+        found["state folder: MiB"] = state_bytes / _MIB
+        return found | {f"GPU {n} MiB": used / _MIB for n, used in enumerate(self._gpu_bytes())}
+
+    def _below(self) -> list[bool]:
+        """For every process below, whether it is dead and not reaped."""
+        found = []
+        for process in self._up.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found.append(process.status() == psutil.STATUS_ZOMBIE)
+        return found
+
+    def _gpu_bytes(self) -> list[int]:
+        if not self._gpus:
+            return []
+        import pynvml
+
+        return [int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in self._gpus]
+
+
+def memory_bytes(pid: int) -> tuple[int, int]:
+    """(PSS, private) bytes of a process: shared pages in parts, and those that nobody else maps.
+
+    Raises:
+        OSError: it has ended.
+    """
+    pss = private = 0
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
+        name, _, rest = line.partition(b":")
+        if name == b"Pss":
+            pss = int(rest.split()[0]) << 10
+        elif name in (b"Private_Clean", b"Private_Dirty"):
+            private += int(rest.split()[0]) << 10
+    return pss, private
+
+
+def cpu_s(pid: int) -> tuple[float, float]:
+    """Processor seconds of a process, and of its children that have ended and were waited for.
+
+    Raises:
+        psutil.Error: it has ended.
+    """
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system, times.children_user + times.children_system
+
+
+def _descriptors(folder: Path, segments: dict[tuple[int, int], int]) -> int:
+    """How many are open; memfds are put into `segments`: bytes by device and inode."""
+    number = 0
+    for entry in folder.iterdir():
+        number += 1
+        with contextlib.suppress(FileNotFoundError):
+            if str(entry.readlink()).startswith("/memfd:"):
+                told = entry.stat()
+                segments[told.st_dev, told.st_ino] = 512 * told.st_blocks
+    return number
+
+
+def _folder(folder: Path) -> tuple[int, int]:
+    """Entries and bytes below a folder; what vanishes meanwhile is not there."""
+    number = total = 0
+    for where, folders, files in os.walk(folder):
+        number += len(folders) + len(files)
+        for name in files:
+            with contextlib.suppress(OSError):
+                told = Path(where, name).lstat()
+                total += told.st_size if stat.S_ISREG(told.st_mode) else 0
+    return number, total
+
+
+def _gpus() -> list[object]:
+    """Handles of the machine's GPUs, none where there is no driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # noqa: BLE001  (no library, no driver, no right: each is "no GPU" here)
+        return []
