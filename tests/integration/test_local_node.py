@@ -276,6 +276,44 @@ def test_a_refused_replica_runs_as_a_plain_process_and_says_why(tmp_path: Path) 
     bounded(run())
 
 
+def test_a_router_waits_little_for_a_fork_server_that_has_forked_before(tmp_path: Path) -> None:
+    lifelines: list[int] = []
+
+    async def take_long(message: Told, fds: list[int]) -> Told | None:
+        if isinstance(message, StatusAsked):
+            return STATUS
+        lifelines.append(os.dup(fds[0]))
+        await asyncio.sleep(60)
+        return None
+
+    pipeline = emulated("em", 1, execution="single-pass")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "pipeline.json").write_bytes(msgspec.json.encode(pipeline))
+    router, _ = deployments_for(tmp_path / "b", pipeline, device="emulated")
+
+    async def run() -> None:
+        home = Home(tmp_path / "home", Path("/tmp"))
+        home.open()
+        async with daemon(tmp_path / "s", take_long):
+            node = Node("here", tmp_path / "s", cores=1.0)
+            node.has_forked = True
+            supervisor = Supervisor(home, Bounds(), dict(os.environ), [node])
+            await supervisor.start()
+            supervisor.handle(Deployed(router))
+            view = supervisor.view()
+            while not view.replicas or view.replicas[0].state != "ready":
+                view = await supervisor.watch(view.version, 10.0)
+            (record,) = view.replicas
+            assert (record.via, record.note) == ("process", "it was not forked within 2 s")
+            (lifeline,) = lifelines
+            assert os.read(lifeline, 1) == b""  # what may have been forked ends
+            os.close(lifeline)
+            await supervisor.stop(10.0)
+        home.close()
+
+    bounded(run())
+
+
 def test_a_replica_that_is_no_longer_wanted_while_it_is_forked_is_given_up(tmp_path: Path) -> None:
     lifelines: list[int] = []
 

@@ -26,6 +26,9 @@ from keystage.local.program import Program
 log = logging.getLogger(__name__)
 
 REAP_EVERY_S = 1.0
+WITHOUT_PARAMETERS_S = 2.0
+"""A router that starts anew waits no longer for a fork server that starts anew, too: its clients wait for it,
+and a process of its own is there as soon."""
 
 
 class Launcher:
@@ -136,11 +139,16 @@ class Launcher:
 
     async def _fork(self, start: Start, node: Node, command: Program, output: ReplicaLog) -> None:
         replica = start.replica
+        bound_s = None if command.tells_start or not node.has_forked else WITHOUT_PARAMETERS_S
+        wanted_at_s = start.wanted_at_s - self._offset_s
         try:
-            wanted_at_s = start.wanted_at_s - self._offset_s
-            process, forked = await node.fork(replica, command, replica_log=output, wanted_at_s=wanted_at_s)
+            async with asyncio.timeout(bound_s):
+                process, forked = await node.fork(
+                    replica, command, replica_log=output, wanted_at_s=wanted_at_s
+                )
             self._live_with(process, command, Started(replica, 0, "", forked.via, forked.source, forked.note))
-        except NotForked as error:
+        except (NotForked, TimeoutError) as failed:
+            error = failed if str(failed) else NotForked(f"it was not forked within {bound_s:g} s")
             log.warning("%s is started as a plain process: %s", replica, error)
             here = dataclasses.replace(command, env={**command.env, **node.env})
             self._spawn(Started(replica, 0, "", note=str(error)), here, output)

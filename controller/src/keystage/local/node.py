@@ -71,6 +71,7 @@ class Node:
     Attributes:
         name: see above.
         env: see above.
+        has_forked: something, once: whoever does not need it waits little for it from then on.
         is_failing: asked before waiting for a daemon that is absent: whether it crashes again and again.
         restart: called when the daemon is there and silent for `Patience.answer_s`.
     """
@@ -87,6 +88,7 @@ class Node:
     ) -> None:
         self.name = name
         self.env = env or {}
+        self.has_forked = False
         self.is_failing: Callable[[], bool] = lambda: False
         self.restart: Callable[[], None] = lambda: None
         self._client = KeysManagerClient(path)
@@ -168,7 +170,9 @@ class Node:
         deadline_s = time.monotonic() + self._patience.present_s
         while True:
             try:
-                return await self._fork(request, replica_log)
+                found = await self._fork(request, replica_log)
+                self.has_forked = True
+                return found
             except KeysManagerRefused as error:
                 raise NotForked(f"the KeysManager of {self.name} refused: {error}") from error
             except KeysManagerGone as error:
