@@ -126,7 +126,7 @@ def test_images_of_a_pipeline_become_the_very_program(language: str, part: str, 
     )
     assert done.returncode == 2
     assert f"keystage {part}: " in done.stderr
-    assert "pipeline\n  Field required" in done.stderr
+    assert "KEYSTAGE_PIPELINE is missing" in done.stderr
     assert "\nreplica\n" not in done.stderr  # it was named after the host
 
 

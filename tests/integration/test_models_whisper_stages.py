@@ -279,7 +279,7 @@ def test_half_precision_stays_near_fp32(model: Any, folder: Path, tmp_path: Path
         ({"activation_function": "relu"}, "activation_function = 'relu' is not supported"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = False is not supported"),
         ({"scale_embedding": True}, "scale_embedding = True is not supported"),
-        ({"encoder_layers": 0}, "encoder_layers must be a whole number of at least 1, got 0"),
+        ({"encoder_layers": 0}, "encoder_layers must be a whole number from 1 to 10000, got 0"),
         ({"suppress_tokens": [97]}, "suppress_tokens names token 97, the vocabulary has 97"),
         ({"begin_suppress_tokens": "x"}, "begin_suppress_tokens must be a list of token ids"),
     ],

@@ -119,10 +119,13 @@ def test_late_requests_are_refused_or_wait_behind(tmp_path: Path) -> None:
             served = await asyncio.gather(*(ask(mild, None) for _ in range(40)))
             strict_stats, mild_stats = await strict.stats(), await mild.stats()
         assert {status for status, _, _ in refused} == {200, 504}
-        body = next(body for status, body, _ in refused if status == 504)
-        error = msgspec.json.decode(body)["error"]
-        assert error["code"] == "deadline_exceeded"
-        assert "its deadline of 0.4 s cannot be met any more" in error["message"]
+        errors = [msgspec.json.decode(body)["error"] for status, body, _ in refused if status == 504]
+        assert {error["code"] for error in errors} == {"deadline_exceeded"}
+        said = (
+            "its deadline of 0.4 s cannot be met any more",
+            "left of its deadline of 0.4 s, which is less",
+        )
+        assert all(any(words in error["message"] for words in said) for error in errors)
         assert {status for status, _, _ in served} == {200}
         assert strict_stats.stages[0].dropped == strict_stats.refused["deadline_exceeded"] > 0
         assert mild_stats.stages[0].late > 0

@@ -208,7 +208,7 @@ def _missing_shard(folder: Path) -> None:
         ),
         (lambda f: _config(f, architectures=None, model_type="bloom"), "model_type 'bloom' is unknown"),
         (lambda f: _config(f, hidden_act="gelu"), "hidden_act = 'gelu' is not supported"),
-        (lambda f: _config(f, num_attention_heads=0), "num_attention_heads .* at least 1, got 0"),
+        (lambda f: _config(f, num_attention_heads=0), "num_attention_heads .* from 1 to 2147483647, got 0"),
         (lambda f: _config(f, num_key_value_heads=4), "6 heads are no multiple of 4"),
         (lambda f: _config(f, hidden_size="48"), "hidden_size .* got '48'"),
         (

@@ -66,9 +66,10 @@ def own_timeout_s(url: str) -> float | None:
             and connection.laddr
             and connection.laddr.port == port
         ]
-    for pid in found:  # whoever started it may hold its socket, too
+    for pid in found:
         with contextlib.suppress(psutil.Error, OSError, ValueError):
-            process = psutil.Process(pid)
-            if _is_gateway(process.cmdline()):
-                return float(process.environ().get("KEYSTAGE_TIMEOUT_S") or DEFAULT_S)
+            # Of those that hold a socket psutil tells one: it may be `keystage up`, whose gateway has it too.
+            for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+                if _is_gateway(process.cmdline()):
+                    return float(process.environ().get("KEYSTAGE_TIMEOUT_S") or DEFAULT_S)
     return None  # a proxy, a forward, a process of another user

@@ -43,6 +43,7 @@ from keystage.wire.crowd import places
 from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
+from keystage.wire.faults import faults_of
 from keystage.wire.garbage import collect_young
 from keystage.wire.metrics import Sample, Samples
 from keystage.wire.tracing import open_tracer
@@ -246,10 +247,8 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     except ValidationError as error:
-        for fault in error.errors():
-            name = "_".join(str(part) for part in fault["loc"]).upper()
-            given = "..." if name == "REDIS" else fault["input"]  # it may hold a password
-            sys.stderr.write(f"KEYSTAGE_{name}={given}: {fault['msg']}\n")
+        for fault in faults_of(error):
+            sys.stderr.write(f"{fault}\n")
         return 2
     return 0
 

@@ -33,6 +33,7 @@ from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.events import EventLog
+from keystage.wire.faults import faults_of
 from keystage.wire.garbage import collect_young
 from keystage.wire.metrics import Sample, Samples
 from keystage.wire.opening import open_router
@@ -152,10 +153,8 @@ def main() -> int:
         # A connection each, while they wait: a burst is more than a soft limit of 1,024.
         asyncio.run(serve(config, raise_descriptors()))
     except ValidationError as error:
-        for fault in error.errors():
-            name = "_".join(str(part) for part in fault["loc"]).upper()
-            given = "..." if name == "REDIS" else fault["input"]  # it may hold a password
-            print(f"keystage router: KEYSTAGE_{name}={given}: {fault['msg']}", file=sys.stderr)  # noqa: T201
+        for fault in faults_of(error):
+            print(f"keystage router: {fault}", file=sys.stderr)  # noqa: T201
         return 2
     except (BundleError, SplitError, EndpointError, KeysError, WireError) as error:
         print(f"keystage router: {error}", file=sys.stderr)  # noqa: T201

@@ -27,6 +27,7 @@ from keystage.wire.bearer import bearer_from
 from keystage.wire.endpoints import EndpointError, listen, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.events import EventLog
+from keystage.wire.faults import faults_of
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.opening import node_identity, open_worker
 from keystage.worker.config import WorkerConfig, parse_stages, wave_tokens_on
@@ -96,9 +97,11 @@ def main(supply: Supply | None = None, front: Front | None = None) -> int:
         else:
             front.show(face, status)
     except (ValidationError, WireError, EndpointError) as error:
-        print(f"keystage worker: {error}", file=sys.stderr)  # noqa: T201
+        faults = faults_of(error) if isinstance(error, ValidationError) else [str(error)]
+        for fault in faults:
+            print(f"keystage worker: {fault}", file=sys.stderr)  # noqa: T201
         if front is not None:
-            front.failed(str(error))
+            front.failed("; ".join(faults))
         return 2
     signal.signal(signal.SIGTERM, lambda *_: _ask_drain(status))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
