@@ -22,7 +22,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from support.conformance import conform
+from support.conformance import GATEWAY, conform
 from support.local_function import authorization, function
 
 from keystage.bundle.api import emulated
@@ -33,22 +33,6 @@ from keystage.local.world import LocalWorld
 pytestmark = pytest.mark.slow
 
 DEVICE = "emulated:alpha=0.0001,beta=0.0001"
-GATEWAY = """
-[auth.openapi.basic]
-username = "${KEYSTAGE_TEST_USER}"
-password = "${KEYSTAGE_TEST_PASSWORD}"
-[checks]
-not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "502", "503", "504"]
-[[operations]]
-include-path-regex = "^/system/|^/async-function/"
-checks.not_a_server_error.expected-statuses = ["2xx", "4xx", "503"]
-[[operations]]
-include-path-regex = "^/function/"
-checks.positive_data_acceptance.enabled = false
-checks.negative_data_rejection.enabled = false
-checks.unsupported_method.enabled = false
-checks.allow_header_conformance.enabled = false
-"""
 ROUTER = """
 [checks]
 not_a_server_error.expected-statuses = ["2xx", "4xx", "503", "504"]

@@ -2,9 +2,8 @@
 
 As `test_openapi_conformance` does with real workers; here the face stands over an engine without workers,
 since what is looked at is what the face takes and answers. `positive_data_acceptance` is off: an input must
-fit the context, a text must hold a mask, and bytes must be an image, which no schema says;
-`negative_data_rejection`, as it takes a header that nobody knows for bad data (`test_face_items` has what is
-refused). 504 is what a deadline of microseconds gets. `/_/stats` is off, as there is nobody to count.
+fit the context, a text must hold a mask, and bytes must be an image, which no schema says. 504 is what a
+deadline of microseconds gets. `/_/stats` is off, as there is nobody to count.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ CONFIG = """
 [checks]
 not_a_server_error.expected-statuses = ["2xx", "4xx", "504"]
 positive_data_acceptance.enabled = false
-negative_data_rejection.enabled = false
 [[operations]]
 include-path = "/_/stats"
 enabled = false

@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from support.conformance import generated
+from support.conformance import GATEWAY, generated
 from support.local_function import function
 
 from fuzz import documents
@@ -37,26 +37,11 @@ SERVER_ERRORS = """
 not_a_server_error.expected-statuses = ["2xx", "4xx", "429", "502", "503", "504"]
 """
 ONLY_SERVER_ERRORS = "--checks=not_a_server_error"
-GATEWAY = """
-[auth.openapi.basic]
-username = "${KEYSTAGE_TEST_USER}"
-password = "${KEYSTAGE_TEST_PASSWORD}"
-[checks]
-not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "502", "503", "504"]
-[[operations]]
-include-path-regex = "^/function/"
-checks.positive_data_acceptance.enabled = false
-checks.negative_data_rejection.enabled = false
-checks.unsupported_method.enabled = false
-checks.allow_header_conformance.enabled = false
-"""
 ROUTER = """
 [checks]
 not_a_server_error.expected-statuses = ["2xx", "4xx", "503", "504"]
 positive_data_acceptance.enabled = false
-negative_data_rejection.enabled = false
 """
-"""As the conformance test has it; unknown headers are no reason to refuse, which some seeds ask for."""
 BEARER = """
 [auth.openapi.bearer]
 bearer = "${KEYSTAGE_TEST_PASSWORD}"

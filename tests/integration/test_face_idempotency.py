@@ -347,6 +347,8 @@ def test_answers_in_bytes_are_made_once() -> None:
         assert call(port, "/", b"abx")[0] == 422
         assert call(port, "/", b"x" * 1001, "k2")[0] == 413
         assert call(port, "/", b"abc", "k3", Last_Event_ID="1")[0] == 400
+        assert call(port, "/", b"abc", X_Keystage_Priority="urgent")[0] == 400
+        assert call(port, "/", b"abc", X_Keystage_Priority="high")[0] == 200
 
 
 def test_an_answer_in_bytes_goes_on_without_its_client_and_ends_after_the_grace() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from keystage.keysmanager import inventory
+
 _MIB = 1 << 20
 _SHM = Path("/dev/shm")  # noqa: S108  (looked at, never written)
 _MODULES = {
@@ -41,7 +43,6 @@ class WorldWatch:
         self._up = up
         self._home = home
         self._run = run
-        self._gpus = _gpus()
 
     def parts(self, routers: Iterable[int], workers: Iterable[int]) -> dict[str, list[int]]:
         """Process ids of the lasting parts by role, of those in `PARTS`.
@@ -95,7 +96,9 @@ class WorldWatch:
         state_files, state_bytes = _folder(self._home)
         found["state folder: entries"] = float(state_files)
         found["state folder: MiB"] = state_bytes / _MIB
-        return found | {f"GPU {n} MiB": used / _MIB for n, used in enumerate(self._gpu_bytes())}
+        return found | {
+            f"GPU {g.index} MiB": (g.total_bytes - g.free_bytes) / _MIB for g in inventory.gpus()[0]
+        }
 
     def _below(self) -> list[bool]:
         """For every process below, whether it is dead and not reaped."""
@@ -104,13 +107,6 @@ class WorldWatch:
             with contextlib.suppress(psutil.Error):
                 found.append(process.status() == psutil.STATUS_ZOMBIE)
         return found
-
-    def _gpu_bytes(self) -> list[int]:
-        if not self._gpus:
-            return []
-        import pynvml
-
-        return [int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used) for gpu in self._gpus]
 
 
 def memory_bytes(pid: int) -> tuple[int, int]:
@@ -161,14 +157,3 @@ def _folder(folder: Path) -> tuple[int, int]:
                 told = Path(where, name).lstat()
                 total += told.st_size if stat.S_ISREG(told.st_mode) else 0
     return number, total
-
-
-def _gpus() -> list[object]:
-    """Handles of the machine's GPUs, none where there is no driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # noqa: BLE001  (no library, no driver, no right: each is "no GPU" here)
-        return []

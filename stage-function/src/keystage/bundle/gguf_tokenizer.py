@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keystage.bundle.errors import SplitError
+from keystage.bundle.tokenizer_faults import refusing
 
 if TYPE_CHECKING:
     import tokenizers
@@ -35,10 +36,8 @@ def write_tokenizer(path: Path, field: Callable[[str, type], Any], folder: Path)
     """
     kind, split = field("tokenizer.ggml.model", str), field("tokenizer.ggml.pre", str)
     if kind == "gpt2" and split in ("smollm", "gpt-2", "llama-bpe"):
-        try:
+        with refusing(lambda why: SplitError(f"{path}: the tokenizer cannot be converted: {why}")):
             made = _byte_level(field, split)
-        except Exception as error:  # tokenizers raises plain `Exception`s
-            raise SplitError(f"{path}: the tokenizer cannot be converted: {error}") from error
         made.save(str(folder / "tokenizer.json"))
     else:
         _through_transformers(path, folder)
@@ -90,10 +89,8 @@ def _through_transformers(path: Path, folder: Path) -> None:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise SplitError(f"{path}: this kind of tokenizer needs: pip install transformers") from error
-    try:
+    with refusing(lambda why: SplitError(f"{path}: the tokenizer cannot be converted: {why}")):
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except Exception as error:  # whatever its many converters raise
-        raise SplitError(f"{path}: the tokenizer cannot be converted: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise SplitError(f"{path}: the tokenizer has no form that fits tokenizer.json")

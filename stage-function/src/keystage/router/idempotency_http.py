@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from keystage.router.api_keys import caller_of
 from keystage.router.classes import SAFETENSORS
 from keystage.router.engine import Failure, TooLate
 from keystage.router.face_http import (
@@ -124,6 +125,7 @@ class Once:
                 return
             body = await read_body(scope, receive, self._max_body_bytes)
             limit_s = deadline_s(scope)
+            caller_of(scope)  # what is bad about the request is refused where an answer is kept, too
 
             async def work(record: Record, _emit: Emit) -> Whole:
                 return await _captured(handler, scope, body, record.deadline_unix_s)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from keystage.bundle.api import Pipeline
 from keystage.bundle.errors import BundleError
+from keystage.bundle.tokenizer_faults import refusing
 from keystage.router.engine import InvalidRequest
 from keystage.router.text_pieces import Pieces, pieces_of
 
@@ -146,10 +147,8 @@ class HfText:
         return self._encoded(text, whole=True)
 
     def _encoded(self, text: str, *, whole: bool) -> list[int]:
-        try:
+        with refusing(lambda why: InvalidRequest(f"the tokenizer has no tokens for the text: {why}")):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=whole).ids
-        except Exception as error:  # tokenizers raises plain `Exception`s: a word it has no token for
-            raise InvalidRequest(f"the tokenizer has no tokens for the text: {error}") from error
         return ids
 
     def token_id(self, token: str) -> int | None:
@@ -219,8 +218,8 @@ def load_text(pipeline: Pipeline, bundle: Path | None) -> TextCodec:
         raise BundleError(f"pipeline {pipeline.name!r} names {pipeline.tokenizer!r} but has no folder")
     path = bundle / pipeline.tokenizer
     try:
-        return HfText(path.read_bytes())
+        source = path.read_bytes()
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror or error}") from error
-    except Exception as error:  # tokenizers raises plain `Exception`s
-        raise BundleError(f"{path}: no tokenizer: {error}") from error
+    with refusing(lambda why: BundleError(f"{path}: no tokenizer: {why}")):
+        return HfText(source)
