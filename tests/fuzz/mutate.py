@@ -70,7 +70,7 @@ def of_bytes(data: bytes, rng: random.Random, words: Sequence[str]) -> bytes:
             case 5:
                 del made[at:]
             case _ if words:
-                made[at:at] = rng.choice(words).encode()
+                made[at:at] = rng.choice(words).encode(errors="surrogatepass")
     return bytes(made)
 
 

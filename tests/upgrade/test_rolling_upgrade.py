@@ -66,6 +66,23 @@ def check(tally: Tally, least: int) -> None:
     assert tally.right == tally.sent >= least
 
 
+def become(up: Up, build: Path) -> None:
+    """Upgrades a running system by the command, under load: every answer is right, nobody asks twice."""
+
+    async def run() -> Tally:
+        clients = Clients(up.gateway)
+        await clients.learn()
+        async with clients.asking() as tally:
+            done = await asyncio.to_thread(upgrade, up.home, build)
+            assert done.returncode == 0, (done.stdout, done.stderr, up.log())
+        return tally
+
+    tally = asyncio.run(run())
+    print(tally)
+    check(tally, least=20)
+    assert tally.retried == 0
+
+
 def test_a_supervisor_becomes_another_build_and_renews_every_part(
     tmp_path: Path, this_build: Path, same_build: Path
 ) -> None:
@@ -74,19 +91,7 @@ def test_a_supervisor_becomes_another_build_and_renews_every_part(
         up.deploy(*pipeline(tmp_path))
         until(lambda: ready(up), "the pipeline is ready")
         parts, replicas = up.parts(), {r.replica: r.pid for r in up.view().replicas}
-
-        async def run() -> Tally:
-            clients = Clients(up.gateway)
-            await clients.learn()
-            async with clients.asking() as tally:
-                done = await asyncio.to_thread(upgrade, up.home, same_build)
-                assert done.returncode == 0, (done.stdout, done.stderr, up.log())
-            return tally
-
-        tally = asyncio.run(run())
-        print(tally)
-        check(tally, least=20)
-        assert tally.retried == 0
+        become(up, same_build)
         assert up.process.poll() is None
         assert code_of(up.process.pid) == str(same_build)
         after = up.parts()
@@ -120,19 +125,7 @@ def by_command(tmp_path: Path, old: Path, new: Path) -> None:
     with running(tmp_path / "home", old) as up:
         up.deploy(*pipeline(tmp_path))
         until(lambda: ready(up), "the pipeline is ready")
-
-        async def run() -> Tally:
-            clients = Clients(up.gateway)
-            await clients.learn()
-            async with clients.asking() as tally:
-                done = await asyncio.to_thread(upgrade, up.home, new)
-                assert done.returncode == 0, (done.stdout, done.stderr, up.log())
-            return tally
-
-        tally = asyncio.run(run())
-        print(tally)
-        check(tally, least=20)
-        assert tally.retried == 0
+        become(up, new)
         assert {code_of(r.pid) for r in up.view().replicas} == {str(new)}
 
 
