@@ -61,7 +61,9 @@ def test_crashes_hangs_and_memory_are_noticed_and_their_inputs_kept(tmp_path: Pa
 def test_a_minute_of_fuzzing_finds_nothing(tmp_path: Path) -> None:
     need_package("gguf")
     # One seed, so that the gate says the same twice; `make fuzz` takes another each time.
-    said = fuzz("--seconds", str(BUDGET_S), "--seed", "1", "--no-http", "--corpus", str(tmp_path), timeout_s=570)
+    said = fuzz(
+        "--seconds", str(BUDGET_S), "--seed", "1", "--no-http", "--corpus", str(tmp_path), timeout_s=570
+    )
     assert said.returncode == 0, said.stdout[-12000:] + said.stderr[-2000:]
     rows = re.findall(r"^[a-z0-9-]+ +(\d+) +(\d+) ", said.stdout, re.MULTILINE)
     assert len(rows) >= 54

@@ -7,8 +7,10 @@ write end only the owner holds: end of file means the owner is gone.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import stat
 import threading
 
 
@@ -63,7 +65,7 @@ def watch_lifeline(fd: int | None) -> Lifeline:
     """Starts to watch the owner's lifeline; see `Lifeline`.
 
     Raises:
-        EndpointError: the number is no open descriptor.
+        EndpointError: the number is no open descriptor, or not the read end of a pipe.
     """
     check_lifeline(fd)
     return Lifeline(fd)
@@ -73,10 +75,13 @@ def check_lifeline(fd: int | None) -> None:
     """Refuses a lifeline that cannot be watched.
 
     Raises:
-        EndpointError: the number is no open descriptor.
+        EndpointError: the number is no open descriptor, or not the read end of a pipe.
     """
+    if fd is None:
+        return
     try:
-        if fd is not None:
-            os.fstat(fd)
-    except (OSError, OverflowError) as error:
+        mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
+    except (OSError, OverflowError, ValueError) as error:
         raise EndpointError(f"KEYSTAGE_LIFELINE_FD={fd} names no open descriptor: {error}") from error
+    if not stat.S_ISFIFO(mode) or flags & os.O_ACCMODE == os.O_WRONLY:
+        raise EndpointError(f"KEYSTAGE_LIFELINE_FD={fd} is not the read end of a pipe")
