@@ -57,7 +57,8 @@ class Cell:
         self.router, self.url = self.begin()
         self.function.start(
             "worker", "w", KEYSTAGE_STAGES="0-1", KEYSTAGE_DEVICE="cpu", KEYSTAGE_DTYPE="fp32",
-            KEYSTAGE_THREADS="1", **{**self.env, "KEYSTAGE_ROUTER": ",".join(self.inboxes)},
+            KEYSTAGE_THREADS="1", KEYSTAGE_DETERMINISTIC="1",
+            **{**self.env, "KEYSTAGE_ROUTER": ",".join(self.inboxes)},
         )  # fmt: skip
         wait_for(lambda: ready_stages(self.url) == {0, 1}, "both stages")
 
@@ -217,7 +218,7 @@ def test_without_redis_the_key_does_not_outlive_the_router(folder: Path, bundle:
             stream.read(cell.url, 40)
         kept = KeyedStream(request(temperature=1), "drawn")
         kept.read_through(cell.url)  # as long as the router lives, the key has its answer
-        assert kept.tokens[:40] == drawn.tokens
+        assert kept.tokens[: len(drawn.tokens)] == drawn.tokens
         cell.kill()
         for stream, fields in ((given, {"temperature": 1}), (greedy, {"temperature": 0})):
             stream.read_through(cell.url)  # made again from the start, and the same

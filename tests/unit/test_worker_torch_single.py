@@ -45,6 +45,13 @@ def executor(bundle: Path, *stages: int, **options: Any) -> TorchSinglePass:
     return TorchSinglePass(bundle, load(bundle), stages, "cpu", "float32", 1, **options)
 
 
+def test_an_item_computed_alone_is_the_same_to_the_last_bit_in_any_batch(bundle: Path) -> None:
+    alone = executor(bundle, 0, 1, deterministic=True)
+    together = alone.batch(0, 1, [item(ids) for ids in ITEMS])
+    one_by_one = [alone.batch(0, 1, [item(ids)])[0] for ids in ITEMS]
+    assert [bytes(part.data) for part in together] == [bytes(part.data) for part in one_by_one]
+
+
 def test_stages_together_and_one_after_another_give_the_same(bundle: Path) -> None:
     both = executor(bundle, 0, 1)
     both.first_forward()

@@ -205,6 +205,11 @@ def _executor(
         )
     if config.dtype not in _DTYPE_NAMES:
         raise WorkerError(f"KEYSTAGE_DTYPE={config.dtype}: expected one of fp32, bf16, fp16")
+    if config.deterministic and (config.device.startswith("cuda") or pipeline.execution == "program"):
+        raise WorkerError(
+            f"KEYSTAGE_DETERMINISTIC=1 with KEYSTAGE_DEVICE={config.device} and {pipeline.name} "
+            f"({pipeline.execution}): only looping and single-pass models on a CPU compute so"
+        )
     if pipeline.execution == "single-pass":
         return _single_pass(config, folder, pipeline, stages, supply)
     if pipeline.execution == "program":
@@ -222,7 +227,10 @@ def _executor(
         return CudaExecutor(
             folder, pipeline, stages, device_name, dtype, config.threads, supply, kv_bytes, slots
         ), device_name
-    executor = TorchExecutor(folder, pipeline, stages, device_name, dtype, config.threads, supply, kv_bytes)
+    executor = TorchExecutor(
+        folder, pipeline, stages, device_name, dtype, config.threads, supply, kv_bytes,
+        deterministic=config.deterministic,
+    )  # fmt: skip
     return executor, device_name
 
 
@@ -234,7 +242,9 @@ def _single_pass(
 
     device = check_device(config.device)
     dtype = _DTYPE_NAMES[config.dtype] or pipeline.dtype
-    return TorchSinglePass(folder, pipeline, stages, device, dtype, config.threads, supply), device
+    return TorchSinglePass(
+        folder, pipeline, stages, device, dtype, config.threads, supply, deterministic=config.deterministic
+    ), device
 
 
 def _program(

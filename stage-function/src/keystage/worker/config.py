@@ -19,6 +19,8 @@ class WorkerConfig(BaseSettings):
         router: inbox address of the router, as the router has it; several separated by commas.
         device: `cpu`, `cuda`, `cuda:N`, `emulated[:alpha=..,beta=..,load=..]`.
         dtype: `fp32`, `bf16`, `fp16`; empty takes the bundle's.
+        deterministic: every position, or item, is computed alone, so that no bit of it hangs on what else is
+            computed (CPUs only).
         threads: intra-op threads; 1 when workers outnumber cores, 0 leaves torch's choice.
         slots: sessions or items in flight, 0 derives it.
         kv_bytes: bytes of KV state of all hosted stages, 0: `KV_BYTES_A_STAGE` for each.
@@ -47,6 +49,7 @@ class WorkerConfig(BaseSettings):
     router: str
     device: str = "cpu"
     dtype: str = ""
+    deterministic: bool = False
     threads: int = Field(default=1, ge=0, le=1024)
     slots: int = Field(default=0, ge=0, le=65536)
     kv_bytes: int = Field(default=0, ge=0, le=1 << 50)

@@ -77,6 +77,8 @@ class TorchExecutor:
         threads: intra-op threads, 0 leaves torch's choice.
         supply: what is in memory already, None: nothing.
         kv_bytes: bytes of KV state over all hosted stages.
+        deterministic: every position is computed alone: what a session gets hangs, to the last bit, on
+            nothing that is computed beside it, nor on how its own tokens are cut into waves.
     """
 
     def __init__(
@@ -89,11 +91,14 @@ class TorchExecutor:
         threads: int,
         supply: Supply | None = None,
         kv_bytes: int = DEFAULT_KV_BYTES,
+        *,
+        deterministic: bool = False,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
         use_device(torch.device(device))
         self._pipeline = pipeline
+        self._is_deterministic = deterministic
         self._last_stage = len(pipeline.stages) - 1
         self._device = torch.device(device)
         self._dtype_name = dtype
@@ -197,7 +202,7 @@ class TorchExecutor:
         model_rows = rows_of(rows)
         want = [i for i, sampled in enumerate(rows.sample) if sampled]
         try:
-            x = self._through(first, last, self._input(ids, activation), model_rows, want)
+            x = self._run(first, last, self._input(ids, activation), model_rows, want)
             if last != self._last_stage:
                 return StepOutput(self._output(x), [])
             tokens = [-1] * len(model_rows)
@@ -254,13 +259,28 @@ class TorchExecutor:
             if heard is not None:
                 self.take_input(_SINGLE_SLOT, heard.float().numpy().tobytes())
             row = [Row(_SINGLE_SLOT, 0, int(x.shape[0]))]
-            x = self._through(stages[0], stages[-1], x, row, [0])
+            x = self._run(stages[0], stages[-1], x, row, [0])
         except (ModelStageError, RuntimeError, IndexError) as error:
             raise StageError(f"stages {stages[0]}..{stages[-1]} failed: {error}") from error
         finally:
             self.close(_SINGLE_SLOT)
         out = "logits" if stages[-1] == self._last_stage else "hidden"
         return bytes(save_safetensors({out: x.cpu().contiguous()}))
+
+    def _run(
+        self, first: int, last: int, x: torch.Tensor, rows: Sequence[Row], want: Sequence[int]
+    ) -> torch.Tensor:
+        """As `_through`, position after position where that is asked for."""
+        if not self._is_deterministic:
+            return self._through(first, last, x, rows, want)
+        found: list[torch.Tensor] = []
+        for index, row in enumerate(rows):
+            newest = row.start + row.count - 1
+            for position in range(row.start, newest + 1):
+                wanted = [0] if position == newest and index in want else []
+                one = x[len(found) : len(found) + 1]
+                found.append(self._through(first, last, one, [Row(row.slot, position, 1)], wanted))
+        return torch.cat(found)
 
     def _through(
         self, first: int, last: int, x: torch.Tensor, rows: Sequence[Row], want: Sequence[int]

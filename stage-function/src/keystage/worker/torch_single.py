@@ -41,6 +41,7 @@ class TorchSinglePass(Sessionless):
         dtype: element type of parameters and activations.
         threads: intra-op threads, 0 leaves torch's choice.
         supply: what is in memory already, None: nothing.
+        deterministic: every item is computed alone: what it gets hangs, to the last bit, on no other.
 
     Attributes:
         most_items: items of a batch beyond which a larger one saves nothing.
@@ -55,8 +56,11 @@ class TorchSinglePass(Sessionless):
         dtype: str,
         threads: int,
         supply: Supply | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         super().__init__(f"{pipeline.name} is single-pass")
+        self._is_deterministic = deterministic
         if threads:
             torch.set_num_threads(threads)
         use_device(torch.device(device))
@@ -76,7 +80,10 @@ class TorchSinglePass(Sessionless):
     def batch(self, first: int, last: int, inputs: Sequence[Activation]) -> list[Activation]:
         """Runs one batch; see `Executor.batch`."""
         try:
-            return _activations(self._run(first, last, [_tensor(item) for item in inputs]))
+            items = [_tensor(item) for item in inputs]
+            if self._is_deterministic:
+                return _activations([self._run(first, last, [item])[0] for item in items])
+            return _activations(self._run(first, last, items))
         except torch.OutOfMemoryError as error:
             if len(inputs) == 1:
                 raise StageError(
