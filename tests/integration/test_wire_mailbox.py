@@ -18,7 +18,7 @@ from keystage.wire import api
 from keystage.wire.address import parse
 from keystage.wire.errors import WireError
 from keystage.wire.link import Link
-from keystage.wire.mailbox import Mailbox
+from keystage.wire.mailbox import MOST_SENDERS, Mailbox
 from keystage.wire.ring import Ring
 from keystage.wire.secret import Secret
 from keystage.worker.executor import Activation
@@ -237,3 +237,21 @@ def test_a_try_to_connect_that_nobody_answers_is_given_up_for_another(folder: Pa
             assert monitor.poll(15_000), "it still waits for the first try"
             seen.append(recv_monitor_message(monitor)["event"])
         assert set(seen) == {zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED}
+
+
+def test_names_of_those_who_are_gone_are_not_kept_for_ever(folder: Path) -> None:
+    inbox = Mailbox(f"ipc://{folder}/inbox")
+    try:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as outbox:
+            outbox.connect(f"ipc://{folder}/inbox")
+            names = [f"ipc://{folder}/w{number}" for number in range(2 * MOST_SENDERS + 1)]
+            for name in names:
+                outbox.send(name.encode() + b"\0" + api.encode(api.Ack([1])))
+            found: list[str] = []
+            while len(found) < len(names):
+                assert inbox.wait(10)
+                found += [sender for sender, _, _ in inbox.drain()]
+        assert found == names
+        assert len(inbox._senders) <= MOST_SENDERS
+    finally:
+        inbox.close()

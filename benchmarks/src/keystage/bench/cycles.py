@@ -33,6 +33,8 @@ AT_ONCE, QUICK_AT_ONCE = 8, 4
 """Replicas of each stage that start together."""
 SAMPLES = 160
 """Readings over a run at most: each walks through /proc."""
+FILL = 8500
+"""Requests to the lasting replicas before a full run's turns: tables of 8,192 sessions are full then."""
 REQUESTS = 2
 """Served in each turn, by whichever replicas the router chooses."""
 WARM_RATIO = 0.5
@@ -93,6 +95,8 @@ def run(
         tempfile.TemporaryDirectory(prefix="keystage-cycles-") as folder,
         CyclesWorld(Path(folder), at_once, device or "cpu") as world,
     ):
+        if full:
+            world.fill(FILL)
         seen = turns(world, count)
     disturbance = use.disturbance()
     trends = trends_of(seen)

@@ -27,6 +27,9 @@ _MODULES = {
 PARTS = (
     "supervisor", "gateway", "controller", "keysmanager", "fork server", "holders", "router", "workers",
 )  # fmt: skip
+_BOUNDED = ("logs/", "decisions.jsonl")
+"""In the state folder, and not read: files that turn over at a bound of their own, which cannot be told from
+growth before they have reached it."""
 Reading = dict[str, float]
 
 
@@ -93,7 +96,7 @@ class WorldWatch:
         found["shared memory names"] = float(len(names))
         run_files, _ = _folder(self._run)
         found["run folder: entries"] = float(run_files)
-        state_files, state_bytes = _folder(self._home)
+        state_files, state_bytes = _folder(self._home, but=_BOUNDED)
         found["state folder: entries"] = float(state_files)
         found["state folder: MiB"] = state_bytes / _MIB
         return found | {
@@ -147,10 +150,11 @@ def _descriptors(folder: Path, segments: dict[tuple[int, int], int]) -> int:
     return number
 
 
-def _folder(folder: Path) -> tuple[int, int]:
-    """Entries and bytes below a folder; what vanishes meanwhile is not there."""
+def _folder(folder: Path, but: tuple[str, ...] = ()) -> tuple[int, int]:
+    """Entries and bytes below a folder, but for those whose path begins so; what vanishes is not there."""
     number = total = 0
-    for where, folders, files in os.walk(folder):
+    for where, folders, names in os.walk(folder):
+        files = [name for name in names if not str(Path(where, name).relative_to(folder)).startswith(but)]
         number += len(folders) + len(files)
         for name in files:
             with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,6 +44,8 @@ WATCH_S = 30.0
 TURN_S = 120.0
 """For all replicas of a turn to be ready, or gone."""
 END_S = 60.0
+ASKERS = 4
+"""Requests at once where many are asked."""
 DECISIONS_BYTES = 1 << 20
 """Of the controller's record: it turns over within a run, which says how much is kept."""
 PROMPT = [3, 4, 5]
@@ -146,6 +149,16 @@ class CyclesWorld:
         """Asks for none and waits until each is gone."""
         self._scale(0)
         self._until(lambda mine: not mine, "no replica of any stage")
+
+    def fill(self, requests: int) -> None:
+        """Serves so many requests by the lasting replicas alone, then has the others again."""
+        self.down()
+        self.settle()
+        self.ask()  # the first one says what is right
+        with ThreadPoolExecutor(ASKERS) as pool:
+            for asked in [pool.submit(self.ask) for _ in range(requests)]:
+                asked.result()
+        self.up()
 
     def ask(self) -> None:
         """Serves one request through the gateway; its tokens must be those of the first one."""

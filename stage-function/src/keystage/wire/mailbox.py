@@ -47,6 +47,8 @@ CONNECT_MS, HANDSHAKE_MS = 2000, 5000
 one ends it waits for nobody, by the system's own bound for two minutes."""
 RETIRE_S = 30.0
 """For what an outbox with an old key still has to send."""
+MOST_SENDERS = 1024
+"""Names that are kept decoded. A peer's last word may come after it was forgotten, so they are bounded."""
 
 
 class Mailbox:
@@ -325,6 +327,8 @@ class Mailbox:
     def _sender(self, name: bytes) -> str:
         found = self._senders.get(name)
         if found is None:
+            if len(self._senders) >= MOST_SENDERS:
+                self._senders.clear()
             found = self._senders[name] = name.decode(errors="replace")
         return found
 
