@@ -27,7 +27,7 @@ from chaos.report import Run, document, reached, text
 from chaos.world import NAME, World, WorldError
 from keystage.bundle.store import load
 
-MORE_ROUNDS = 3
+MORE_ROUNDS = 8
 """Classes that found nobody at work are tried again so often."""
 SETTLE_S = 60.0
 

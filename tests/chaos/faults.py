@@ -96,7 +96,8 @@ class Faults:
         while time.time() < end_s and not self._is_over():
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, psutil.Error):
                 members = [m for m in await self._world.members(part) if _runs(m.process)]
-                at_work = [m for m in members if m.held] if part.endswith("worker") else members
+                is_holding = part.endswith("worker") or part == "router"
+                at_work = [m for m in members if m.held] if is_holding else members
                 if at_work and self._is_busy():
                     return at_work[int(fault.pick * len(at_work))]
             await asyncio.sleep(LOOK_S)

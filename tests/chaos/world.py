@@ -51,7 +51,7 @@ class Member:
         name: of it.
         process: it, safe against a process id that was given out again.
         node: of a worker.
-        held: sessions that its router says it holds, of a worker.
+        held: sessions that the router says it holds, of a worker; of a router, those of all workers.
     """
 
     name: str
@@ -191,8 +191,11 @@ class World:
             found = [(r.replica, r.pid, r.node, held.get(r.replica, 0)) for r in records]
             return [_member(*one) for one in sorted(found) if psutil.pid_exists(one[1])]
         if part == "router":
+            stats = await self.stats()
+            held = sum(r.held_slots for r in stats.replicas) if stats is not None else 0
             records = [r for r in await self.replicas() if r.function == NAME and r.state == "ready"]
-            return [_member(r.replica, r.pid) for r in records if psutil.pid_exists(r.pid)]
+            found = [(r.replica, r.pid, r.node, held) for r in records]
+            return [_member(*one) for one in found if psutil.pid_exists(one[1])]
         below = await asyncio.to_thread(self._below)
         if part in FORKED:
             return [Member(_name(p), p) for p in below if _name(p).startswith(FORKED[part])]

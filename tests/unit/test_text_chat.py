@@ -48,6 +48,31 @@ def test_sandbox_holds(source: str) -> None:
         ChatTemplate(source, {}).render(MESSAGES)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].role.ljust(n) }}", "{{ messages[0].role | center(n) }}",
+        "{{ messages | tojson(indent=n) }}", "{{ messages[0].role | indent(width=n) }}",
+        "{{ '%*d' % (n, 1) }}", "{{ ('%' ~ n ~ 'd') % 1 }}", "{{ ('%' ~ n ~ 'd') | format(1) }}",
+        "{{ ('{:' ~ n ~ '}').format(1) }}", "{{ '{:{w}}'.format(1, w=n) }}", "{{ messages | batch(n, 'x') }}",
+        "{{ messages | slice(n) }}", "{{ lipsum(9) }}", "{{ messages[0].role * n }}",
+    ],
+)  # fmt: skip
+def test_short_templates_make_no_long_texts(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        ChatTemplate("{% set n = 2000000000 %}" + source, {}).render(MESSAGES)
+
+
+def test_long_numbers_in_messages_are_texts_like_any_other() -> None:
+    source = (
+        "{{ messages[0].content.strip() }} {{ messages[0].content | trim | int }} {{ '%5d|%s' % (7, 'a') }} "
+        "{{ '{:>4}'.format(1) }} {{ [3, 4] | tojson(indent=1) | replace('\\n', '') }}"
+    )
+    messages = [{"role": "user", "content": " 12345678901 "}]
+    made = ChatTemplate(source, {}).render(messages)
+    assert made == "12345678901 12345678901     7|a    1 [ 3, 4]"
+
+
 def test_broken_template_is_refused_when_loaded() -> None:
     with pytest.raises(BundleError, match="template"):
         ChatTemplate("{% for %}", {})

@@ -1,4 +1,7 @@
-"""Parameters viewed where they lie: the bytes of a stage's file as named tensors, nothing copied.
+"""Parameters viewed where they lie: the bytes of a stage's file as named tensors.
+
+Nothing is copied but what begins at no multiple of its element's size, which the format allows and no
+processor views (our own files have none of it).
 
 After `models.loading` has read a file, or the KeysManager has mapped a segment with the same bytes;
 before a family builds a stage from them. Hashes are not looked at here.
@@ -32,6 +35,9 @@ def tensors_in(buffer: torch.Tensor, origin: str, header: Header | None = None) 
         start, end = (found.data_start + offset for offset in entry.data_offsets)
         if entry.dtype not in FLOAT_NAMES:
             raise BundleError(f"{origin}: tensor {name} has type {entry.dtype}, a floating type is expected")
-        flat = buffer[start:end].view(getattr(torch, FLOAT_NAMES[entry.dtype]))
-        tensors[name] = flat.view(entry.shape)
+        dtype = getattr(torch, FLOAT_NAMES[entry.dtype])
+        part = buffer[start:end]
+        if part.storage_offset() % dtype.itemsize:
+            part = part.clone()
+        tensors[name] = part.view(dtype).view(entry.shape)
     return tensors
