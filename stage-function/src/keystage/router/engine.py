@@ -66,13 +66,18 @@ class Failure(Refusal):
     code = "stage_failed"
 
 
+_PROGRAM_CODES = {413: "body_too_large", 415: "unsupported_media_type"}
+"""As where the router itself refuses so."""
+
+
 class ProgramRefusal(Failure):
     """A stream program, or one of its modules, refused the request (the client's status), or failed on it."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status if 400 <= status < 600 else 500
-        self.code = InvalidRequest.code if self.status < 500 else Failure.code
+        named = _PROGRAM_CODES.get(self.status, InvalidRequest.code)
+        self.code = named if self.status < 500 else Failure.code
 
 
 class Enough(Exception):
