@@ -83,7 +83,10 @@ def _result(kinds: Sequence[Kind], found: dict[str, list[list[Run]]], seconds: f
         rows += [_row(kind, list(runs)) for runs in zip(*rounds, strict=True)]
         tops = [_flat_top(runs) for runs in rounds]
         figures[f"{name}_flat_top"] = Figure(
-            tops, "least goodput from 1 to 10 times the capacity, over the best at any load", "at least 0.95"
+            tops,
+            "least goodput from 1 to 10 times the capacity, over the best at any load (over what was "
+            "offered, where that was less)",
+            "at least 0.95",
         )
         for load in JUDGED:
             ratios = [run.p99_s / kind.slo_s for runs in rounds for run in runs if run.load == load]
@@ -101,8 +104,9 @@ def _result(kinds: Sequence[Kind], found: dict[str, list[list[Run]]], seconds: f
 
 
 def _flat_top(runs: Sequence[Run]) -> float:
+    """Arrivals are Poisson: at once the capacity a run may be offered less than it could have answered."""
     peak = max(run.goodput_rps for run in runs)
-    return min(run.goodput_rps for run in runs if run.load >= FLAT_FROM) / peak
+    return min(run.goodput_rps / min(peak, run.offered_rps) for run in runs if run.load >= FLAT_FROM)
 
 
 def _memory_ratio(runs: Sequence[Run], role: str) -> float:
