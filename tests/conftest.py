@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".keystage" / "test-cache"
+RERUN_LINES = 25
+"""Of what made a test be run again."""
 
 # Small worlds need no KeysManager each; tests of it ask for one (`LocalWorld(keysmanager=True)`).
 os.environ.setdefault("KEYSTAGE_KEYSMANAGER_OFF", "1")
@@ -38,6 +40,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says why tests were run again: they may have met a fault that seldom shows."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"why {report.nodeid} was run again")
+        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-RERUN_LINES:]))
 
 
 def _made_once() -> FileLock:
