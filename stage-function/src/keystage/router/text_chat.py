@@ -2,8 +2,8 @@
 
 Before it: `router.openai_chat` has validated the messages. After it: the text is tokenised as it
 is, for the template itself writes the special tokens. Templates come with models, so they run in
-Jinja's immutable sandbox, which here bounds powers and repetition too: those of constants are computed
-while a template is compiled. Environment as in transformers' `apply_chat_template`.
+Jinja's immutable sandbox, which here bounds powers, repetition and widths too: those of constants are
+computed while a template is compiled. Environment as in transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations
