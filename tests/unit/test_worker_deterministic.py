@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support import tiny_whisper
 from support.tiny_llama import tiny_model, write_folder
+from support.tiny_whisper import FRAMES, sound
 
 from keystage.bundle.split import split
 from keystage.bundle.store import load
@@ -79,6 +81,43 @@ def test_every_bit_is_the_same_in_any_wave(bundle: Path, dtype: str) -> None:
     together = by_wave(Sessions(bundle, dtype, deterministic=True))
     for lengths in ((1, 1, 1), (4, 2, 3)):
         assert by_pieces(Sessions(bundle, dtype, deterministic=True), lengths) == together
+
+
+def test_a_wave_of_nobody_passes(bundle: Path) -> None:
+    executor = TorchExecutor(bundle, load(bundle), (0, 1), "cpu", "float32", 1, deterministic=True)
+    assert executor.step(0, 1, [], None, StepRows([], [], [], [], [], [], [], [], [])).tokens == []
+
+
+def test_sound_is_heard_whole_and_tokens_alone(tmp_path: Path) -> None:
+    bundle = split(
+        tiny_whisper.write_folder(tiny_whisper.tiny_model(), tmp_path / "model"),
+        2,
+        "uniform",
+        tmp_path / "b",
+        "w",
+    )
+    pipeline = load(bundle)
+
+    def heard(*sessions: int) -> list[int]:
+        """First two tokens of each session, all of them in one wave."""
+        executor = TorchExecutor(bundle, pipeline, (0, 1), "cpu", "float32", 1, deterministic=True)
+        number, prompt, found = len(sessions), [0] * FRAMES + [3, 4], []
+        for session in sessions:
+            executor.open(session, FRAMES + 8)
+            executor.take_input(session, sound(session).tobytes())
+            assert executor.reserve(session, FRAMES + 8)
+        ids, at, count = prompt * number, 0, len(prompt)
+        for _ in range(2):
+            rows = StepRows(
+                list(sessions), [1] * number, [at] * number, [count] * number, [True] * number,
+                [7] * number, [1.0] * number, [1.0] * number, [0] * number,
+            )  # fmt: skip
+            ids = executor.step(0, 1, ids, None, rows).tokens
+            found.append(ids)
+            at, count = at + count, 1
+        return [token for tokens in zip(*found, strict=True) for token in tokens]
+
+    assert heard(1, 2) == [*heard(1), *heard(2)]
 
 
 def test_a_gpu_is_refused_by_name(bundle: Path, tmp_path: Path) -> None:

@@ -270,16 +270,24 @@ class TorchExecutor:
     def _run(
         self, first: int, last: int, x: torch.Tensor, rows: Sequence[Row], want: Sequence[int]
     ) -> torch.Tensor:
-        """As `_through`, position after position where that is asked for."""
-        if not self._is_deterministic:
+        """As `_through`, position after position where that is asked for.
+
+        The row that opens a session with a prefix (frames of audio) stays whole: it is the same row in a
+        replay, and the prefix is computed in one piece in any case.
+        """
+        if not self._is_deterministic or not rows:
             return self._through(first, last, x, rows, want)
+        has_prefix = self._models[first].shape.prefix > 0
         found: list[torch.Tensor] = []
+        at = 0
         for index, row in enumerate(rows):
-            newest = row.start + row.count - 1
-            for position in range(row.start, newest + 1):
-                wanted = [0] if position == newest and index in want else []
-                one = x[len(found) : len(found) + 1]
-                found.append(self._through(first, last, one, [Row(row.slot, position, 1)], wanted))
+            size = row.count if has_prefix and row.start == 0 else 1
+            for start in range(row.start, row.start + row.count, size):
+                is_newest = start + size == row.start + row.count
+                wanted = [0] if is_newest and index in want else []
+                piece = x[at : at + size]
+                found.append(self._through(first, last, piece, [Row(row.slot, start, size)], wanted))
+                at += size
         return torch.cat(found)
 
     def _through(
