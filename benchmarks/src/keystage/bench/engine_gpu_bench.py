@@ -163,7 +163,10 @@ class Bench:
         """
         free = shutil.disk_usage(self.folder.parent).free
         if free < nbytes + SPARE_BYTES:
-            raise BenchError(f"{nbytes / 1e9:.0f} GB of parameters on a disk with {free / 1e9:.0f} GB free")
+            raise BenchError(
+                f"{nbytes / 1e9:.0f} GB of parameters on a disk with {free / 1e9:.0f} GB free, "
+                f"of which {SPARE_BYTES / 1e9:.0f} are left alone"
+            )
         if not self.is_dry:
             import torch
 

@@ -6,6 +6,7 @@ were copied from the machine that has the GPUs; the section's name is the last a
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +19,17 @@ from keystage.bench import engine_report
 from keystage.bench.engine_gpu_record import Line, read
 from keystage.bench.engine_report import TARGETS
 from keystage.bench.frame import BenchError, BenchResult, Figure, document
+
+
+def _errors(lines: Sequence[Line]) -> list[str]:
+    """What failed: a world that ends in an error tells its logs first, and so whose it is."""
+    found = []
+    for before, line in itertools.pairwise([{"kind": ""}, *lines]):
+        if line["kind"] == "error":
+            whose = f"{before['system']}: " if before["kind"] == "log" else ""
+            text = line["text"].strip()
+            found.append(whose + ("no time was left" if text == "TimeoutError:" else text))
+    return found
 
 
 class Measured:
@@ -40,7 +52,7 @@ class Measured:
         self.limit: Line = {}
         self.timelines = [line for line in lines if line["kind"] == "timeline"]
         self.bursts = [line for line in lines if line["kind"] == "burst"]
-        self.errors = [line["text"] for line in lines if line["kind"] == "error"]
+        self.errors = _errors(lines)
         for line in lines:
             self._take(line)
 
