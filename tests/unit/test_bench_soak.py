@@ -69,6 +69,21 @@ def test_short_or_empty_runs_tell_nothing() -> None:
     assert trend(AT_S, np.full(len(AT_S), np.inf), DURATION_S).verdict == "too short to tell"
 
 
+def test_what_follows_the_load_is_no_trend_and_a_leak_beside_it_is() -> None:
+    """Connections to replicas whose number rises with the trace; then one more every 20 s."""
+    replicas = np.round(20 + AT_S / 50 + 2 * np.sin(AT_S / 30))
+    follows = 100 + 3 * replicas + 0.1 * noise(5)
+    assert trend(AT_S, follows, DURATION_S).is_rising
+    found = trend(AT_S, follows, DURATION_S, load=replicas)
+    assert found.low < 0 < found.high
+    leaks = trend(AT_S, follows + AT_S / 20, DURATION_S, load=replicas)
+    assert leaks.low < 1 / 20 < leaks.high
+    assert leaks.is_rising
+    same = np.full(len(AT_S), 26.0)
+    assert trend(AT_S, follows, DURATION_S, load=same) == trend(AT_S, follows, DURATION_S)
+    assert trend(AT_S, follows, DURATION_S, load=AT_S).verdict == "too short to tell"
+
+
 def processes() -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """A gateway that leaks files, a worker that stays, workers that come and go."""
     rows = []

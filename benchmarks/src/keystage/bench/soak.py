@@ -36,7 +36,7 @@ from keystage.bench.mixed_cells import (
 from keystage.bench.paper_policies import OURS
 from keystage.bench.paper_world import GPUS
 from keystage.bench.results_page import write_page
-from keystage.bench.soak_trend import Trend, by_role, trend
+from keystage.bench.soak_trend import Trend, by_role, processes, trend
 from keystage.bench.whole_client import Floats, Sent
 from keystage.bench.whole_faults import accounted, faults_of
 from keystage.bench.whole_models import described
@@ -128,7 +128,9 @@ def run(
         (
             "trends: least squares through 12 blocks of the last three quarters, 95 % Student intervals; "
             "memory is resident and not shared, summed over the processes of a role that lived through that "
-            f"part; the supervisor's holds this benchmark's own; samples every {every_s:.1f} s"
+            f"part; the supervisor's holds this benchmark's own; samples every {every_s:.1f} s; slopes of "
+            "processes are those at an equal number of processes, which is the second regressor: who is "
+            "connected to all of them has more files when the trace wants more"
         ),
         (
             f"simulated: {large.source}, {big.cell.minutes} minutes at {SIMULATED_SPEED:g}x, pool of "
@@ -170,7 +172,8 @@ def live_trends(outcome: Outcome) -> dict[str, Trend]:
     ):
         for role, (times_s, sums, number) in by_role(outcome.processes, column, duration_s).items():
             label = name.format(role if number == 1 else f"{number} x {role}")
-            found[label] = trend(times_s, sums / unit, duration_s)
+            load = processes(outcome.processes, times_s)
+            found[label] = trend(times_s, sums / unit, duration_s, load=load)
     return found
 
 

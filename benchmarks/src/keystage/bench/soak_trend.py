@@ -3,9 +3,10 @@
 Before it: samples over time. After it: verdicts. Samples are averaged over `BLOCKS` equal spans first,
 because neighbouring samples are not independent and would make intervals too narrow; the first quarter of a
 run is left out, in which caches, pools and heaps fill. A line is fitted to the blocks by least squares; its
-slope gets a Student interval of 95 % with blocks - 2 degrees of freedom. Something grows when that interval
-lies above 0 and the growth over the span is more than `MOST_RATIO` of the level: a slope may be real and mean
-nothing.
+slope gets a Student interval of 95 % with blocks - 2 degrees of freedom. What follows the load, as a router's
+connections follow the number of replicas, is fitted with that number as a second regressor: the slope is then
+that at an equal load. Something grows when its interval lies above 0 and the growth over the span is more than
+`MOST_RATIO` of the level: a slope may be real and mean nothing.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def trend(
     values: Floats,
     duration_s: float,
     *,
+    load: Floats | None = None,
     is_median: bool = False,
     part_of: float = 0.0,
     warm_ratio: float = WARM_RATIO,
@@ -96,6 +98,7 @@ def trend(
         at_s: their times, from 0 to `duration_s`.
         values: the samples.
         duration_s: length of the run.
+        load: at the same times, what the values follow beside time; None, or one that stays the same: nothing.
         is_median: blocks are medians, for latencies; else means.
         part_of: see `Trend`.
         warm_ratio: part of the run that is left out at its begin.
@@ -106,24 +109,38 @@ def trend(
     begin_s = warm_ratio * duration_s
     edges_s = np.linspace(begin_s, duration_s, BLOCKS + 1)
     block = np.searchsorted(edges_s, at_s, side="right") - 1
-    centres: list[float] = []
-    means: list[float] = []
+    middle = np.median if is_median else np.mean
+    beside = np.zeros(len(at_s)) if load is None else load
+    blocks: list[tuple[float, float, float]] = []
     for k in range(BLOCKS):
-        inside = values[(block == k) & np.isfinite(values)]
-        if len(inside):
-            centres.append(float(edges_s[k] + edges_s[k + 1]) / 2)
-            means.append(float(np.median(inside) if is_median else inside.mean()))
-    if len(means) < LEAST_BLOCKS:
-        level = float(np.mean(means)) if means else 0.0
+        inside = (block == k) & np.isfinite(values)
+        if inside.any():
+            centre = float(edges_s[k] + edges_s[k + 1]) / 2
+            blocks.append((centre, float(beside[inside].mean()), float(middle(values[inside]))))
+    if len(blocks) < LEAST_BLOCKS:
+        level = float(np.mean([y for *_, y in blocks])) if blocks else 0.0
         return Trend(level, 0.0, -math.inf, math.inf, 0.0, part_of)
-    x, y = np.array(centres), np.array(means)
+    x, n, y = np.array(blocks).T
+    level = float(y.mean())
     away = x - x.mean()
-    slope = float((away * (y - y.mean())).sum() / (away**2).sum())
-    rest = y - y.mean() - slope * away
-    degrees = len(x) - 2
-    error = math.sqrt(float((rest**2).sum()) / degrees / float((away**2).sum()))
+    known = [n - n.mean()] if np.ptp(n) > 0 else []
+    # Time and values without what the load explains of either (Frisch, Waugh and Lovell): the slope at an equal load.
+    for other in known:
+        away = away - other * float(other @ away) / float(other @ other)
+        y = y - other * float(other @ (y - level)) / float(other @ other)
+    if float(away @ away) < 1e-9 * float(((x - x.mean()) ** 2).sum()):
+        return Trend(level, 0.0, -math.inf, math.inf, float(x[-1] - x[0]), part_of)  # time and load are one
+    slope = float(away @ (y - level)) / float(away @ away)
+    rest = y - level - slope * away
+    degrees = len(x) - 2 - len(known)
+    error = math.sqrt(float(rest @ rest) / degrees / float(away @ away))
     half = float(stdtrit(degrees, (1 + LEVEL) / 2)) * error
-    return Trend(float(y.mean()), slope, slope - half, slope + half, float(x[-1] - x[0]), part_of)
+    return Trend(level, slope, slope - half, slope + half, float(x[-1] - x[0]), part_of)
+
+
+def processes(samples: Floats, at_s: Floats) -> Floats:
+    """How many processes there were at moments of `samples` (`whole_watch.COLUMNS`)."""
+    return np.array([float((samples[:, 0] == moment).sum()) for moment in at_s])
 
 
 def by_role(samples: Floats, column: str, duration_s: float) -> dict[str, tuple[Floats, Floats, int]]:
