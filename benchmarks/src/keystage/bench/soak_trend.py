@@ -5,8 +5,8 @@ because neighbouring samples are not independent and would make intervals too na
 run is left out, in which caches, pools and heaps fill. A line is fitted to the blocks by least squares; its
 slope gets a Student interval of 95 % with blocks - 2 degrees of freedom. What follows the load, as a router's
 connections follow the number of replicas, is fitted with that number as a second regressor: the slope is then
-that at an equal load. Something grows when its interval lies above 0 and the growth over the span is more than
-`MOST_RATIO` of the level: a slope may be real and mean nothing.
+that at an equal load. Something grows when its interval lies above 0 and the growth over the span is more
+than `MOST_RATIO` of the level: a slope may be real and mean nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def trend(
         at_s: their times, from 0 to `duration_s`.
         values: the samples.
         duration_s: length of the run.
-        load: at the same times, what the values follow beside time; None, or one that stays the same: nothing.
+        load: at the same times, what the values follow beside time; None, or always the same: nothing.
         is_median: blocks are medians, for latencies; else means.
         part_of: see `Trend`.
         warm_ratio: part of the run that is left out at its begin.
@@ -124,7 +124,7 @@ def trend(
     level = float(y.mean())
     away = x - x.mean()
     known = [n - n.mean()] if np.ptp(n) > 0 else []
-    # Time and values without what the load explains of either (Frisch, Waugh and Lovell): the slope at an equal load.
+    # Time and values, each without what the load explains of it: the slope at an equal load (Frisch-Waugh-Lovell).
     for other in known:
         away = away - other * float(other @ away) / float(other @ other)
         y = y - other * float(other @ (y - level)) / float(other @ other)
