@@ -124,7 +124,7 @@ def trend(
     level = float(y.mean())
     away = x - x.mean()
     known = [n - n.mean()] if np.ptp(n) > 0 else []
-    # Time and values, each without what the load explains of it: the slope at an equal load (Frisch-Waugh-Lovell).
+    # Time and values, each without what the load explains of it (Frisch, Waugh and Lovell).
     for other in known:
         away = away - other * float(other @ away) / float(other @ other)
         y = y - other * float(other @ (y - level)) / float(other @ other)
