@@ -10,7 +10,7 @@ import pytest
 from keystage.bench import cycles
 from keystage.bench.cycles_watch import PARTS
 
-PLACES = ("files", "threads", "private MiB", "PSS MiB")
+PLACES = ("files", "threads", "anonymous MiB", "PSS MiB")
 
 
 def seen(cycles_: int, **readings: list[float]) -> cycles.Seen:

@@ -165,10 +165,10 @@ def _of_replicas(pids: Sequence[int]) -> Reading:
     sums = np.zeros(4)
     for pid in pids:
         folder = Path(f"/proc/{pid}")
-        pss, private = memory_bytes(pid)
+        pss, anonymous = memory_bytes(pid)
         files, threads = (sum(1 for _ in (folder / name).iterdir()) for name in ("fd", "task"))
-        sums += (files, threads, private / _MIB, pss / _MIB)
-    names = ("files", "threads", "private MiB", "PSS MiB")
+        sums += (files, threads, anonymous / _MIB, pss / _MIB)
+    names = ("files", "threads", "anonymous MiB", "PSS MiB")
     return {f"one replica: {what}": float(v) / len(pids) for what, v in zip(names, sums, strict=True)}
 
 
@@ -242,8 +242,10 @@ def _notes(seen: Seen, at_once: int) -> list[str]:
             f"{shares}"
         ),
         (
-            "memory is private (USS) and proportional (PSS); read between turns, when no replica that comes "
-            "and goes is there, but for those of one replica: means over all before they leave"
+            "memory is anonymous (heaps and stacks, what a fork inherited among them) and proportional (PSS, "
+            "in which an inherited page counts more once it is written to); read between turns, when no "
+            "replica that comes and goes is there, but for those of one replica: means over all before they "
+            "leave"
         ),
         "trends: least squares through 12 blocks of the second half, 95 % Student intervals",
     ]

@@ -12,7 +12,7 @@ from keystage.bench.paper_figures import canvas
 from keystage.bench.soak_trend import Trend
 
 DPI = 110
-PANELS = ("files", "threads", "private MiB", "PSS MiB")
+PANELS = ("files", "threads", "anonymous MiB", "PSS MiB")
 REST = "everything else"
 
 

@@ -78,14 +78,14 @@ class WorldWatch:
         found: Reading = {}
         segments: dict[tuple[int, int], int] = {}
         for role, pids in parts.items():
-            sums = dict.fromkeys(("files", "threads", "private MiB", "PSS MiB"), 0.0)
+            sums = dict.fromkeys(("files", "threads", "anonymous MiB", "PSS MiB"), 0.0)
             for pid in pids:
                 folder = Path(f"/proc/{pid}")
                 sums["files"] += _descriptors(folder / "fd", segments)
                 sums["threads"] += sum(1 for _ in (folder / "task").iterdir())
-                pss, private = memory_bytes(pid)
+                pss, anonymous = memory_bytes(pid)
                 sums["PSS MiB"] += pss / _MIB
-                sums["private MiB"] += private / _MIB
+                sums["anonymous MiB"] += anonymous / _MIB
             found |= {f"{role}: {what}": value for what, value in sums.items()}
         below = self._below()
         found["processes"] = float(len(below))
@@ -113,19 +113,22 @@ class WorldWatch:
 
 
 def memory_bytes(pid: int) -> tuple[int, int]:
-    """(PSS, private) bytes of a process: shared pages in parts, and those that nobody else maps.
+    """(PSS, anonymous) bytes of a process: shared pages in parts; pages of no file, as heaps and stacks have.
+
+    What a fork inherited is anonymous from its begin on. Its private memory would be no measure: it grows
+    with every inherited page that is written to, until all of them are copies.
 
     Raises:
         OSError: it has ended.
     """
-    pss = private = 0
+    pss = anonymous = 0
     for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
         name, _, rest = line.partition(b":")
         if name == b"Pss":
             pss = int(rest.split()[0]) << 10
-        elif name in (b"Private_Clean", b"Private_Dirty"):
-            private += int(rest.split()[0]) << 10
-    return pss, private
+        elif name == b"Anonymous":
+            anonymous = int(rest.split()[0]) << 10
+    return pss, anonymous
 
 
 def cpu_s(pid: int) -> tuple[float, float]:

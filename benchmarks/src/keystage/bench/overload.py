@@ -31,10 +31,10 @@ def run(*, quick: bool = False, full: bool = False, parts: str = "") -> BenchRes
 
     Args:
         quick: few loads for some seconds each, no page.
-        full: three rounds of a minute for each load instead of one of 20 s.
+        full: three rounds of a minute for each load instead of one of 30 s.
         parts: `looping`, `single-pass` or both, separated by a comma; empty: both.
     """
-    rounds, seconds = (1, 6.0) if quick else (3, 60.0) if full else (1, 20.0)
+    rounds, seconds = (1, 6.0) if quick else (3, 60.0) if full else (1, 30.0)
     loads = QUICK_LOADS if quick else LOADS
     kinds = [kind for kind in (looping(), single_pass()) if not parts or kind.name in parts.split(",")]
     found = {kind.name: asyncio.run(_measure(kind, loads, rounds, seconds)) for kind in kinds}

@@ -22,6 +22,7 @@ from keystage.controller.metrics import Counts
 from keystage.controller.policy.decide import decide
 from keystage.controller.policy.settings import PolicySettings
 from keystage.controller.telling import Telling
+from keystage.wire.heap import HeapTrim
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
@@ -62,9 +63,11 @@ class Loop:
 
     def run(self, stop: threading.Event) -> None:
         """Ticks until `stop` is set."""
+        heap = HeapTrim()
         while not stop.is_set():
             began_s = time.monotonic()
             wait_s = self._tick_s if self.tick() is not None else self.backoff_s
+            heap.now_and_then()
             stop.wait(max(0.0, began_s + wait_s - time.monotonic()))
 
     @property
