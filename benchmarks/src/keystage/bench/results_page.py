@@ -28,7 +28,7 @@ def write_page(
     """Writes the page and its document.
 
     Args:
-        name: of the benchmark.
+        name: of the benchmark; with `-cuda` behind it where it ran on a GPU.
         title: of the page.
         result: what it found.
         tables: rows by heading, where the result's own rows are not one table.
@@ -39,7 +39,8 @@ def write_page(
     made = document(name, result)
     (folder / f"{name}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     machine = made["machine"]
-    parts = [f"# {title}\n", f"Written by `keystage bench {name}`; not edited by hand.\n"]
+    command = f"{name.removesuffix('-cuda')} --device cuda" if name.endswith("-cuda") else name
+    parts = [f"# {title}\n", f"Written by `keystage bench {command}`; not edited by hand.\n"]
     parts.append("Machine: " + ", ".join(f"{key} {value}" for key, value in machine.items() if value) + ".\n")
     parts += [f"![{picture}]({picture})\n" for picture in pictures]
     for heading, rows in (tables or {"": result.rows}).items():
