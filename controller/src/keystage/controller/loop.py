@@ -22,7 +22,7 @@ from keystage.controller.metrics import Counts
 from keystage.controller.policy.decide import decide
 from keystage.controller.policy.settings import PolicySettings
 from keystage.controller.telling import Telling
-from keystage.wire.heap import HeapTrim
+from keystage.wire.upkeep import Upkeep
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
@@ -63,11 +63,11 @@ class Loop:
 
     def run(self, stop: threading.Event) -> None:
         """Ticks until `stop` is set."""
-        heap = HeapTrim()
+        upkeep = Upkeep()
         while not stop.is_set():
             began_s = time.monotonic()
             wait_s = self._tick_s if self.tick() is not None else self.backoff_s
-            heap.now_and_then()
+            upkeep.now_and_then()
             stop.wait(max(0.0, began_s + wait_s - time.monotonic()))
 
     @property

@@ -39,7 +39,7 @@ from keystage.local.secret_store import SecretStore
 from keystage.local.site import RouterAddresses
 from keystage.local.usage import Meter
 from keystage.observability.board import Board
-from keystage.wire.heap import HeapTrim
+from keystage.wire.upkeep import Upkeep
 
 TICK_S = 0.1
 HOLD_S = 0.01
@@ -382,10 +382,10 @@ class Supervisor:
         self.handle(ev.Exited(replica, reason))
 
     async def _tick(self) -> None:
-        heap = HeapTrim()
+        upkeep = Upkeep()
         while True:
             await asyncio.sleep(TICK_S)
-            heap.now_and_then()
+            upkeep.now_and_then()
             try:
                 self.handle(ev.Ticked())
             except OSError as error:  # descriptors or disk are used up just now; the next tick tries again

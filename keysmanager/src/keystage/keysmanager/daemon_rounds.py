@@ -20,7 +20,7 @@ from keystage.keysmanager import events, inventory, memory, metrics, proc_childr
 from keystage.keysmanager.api import MAX_MESSAGE_BYTES, PROTOCOL, Gpu, Memory, NodeStatus, StandbyEntry
 from keystage.keysmanager.daemon import Daemon
 from keystage.keysmanager.reconcile import Believed, Memo, reconcile
-from keystage.wire.heap import HeapTrim
+from keystage.wire.upkeep import Upkeep
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -109,10 +109,10 @@ class Rounds:
 
     def begin(self, renew_list: Callable[[], Awaitable[None]]) -> None:
         """Starts all rounds; `renew_list` resolves the key-stage list again."""
-        heap = HeapTrim()
+        upkeep = Upkeep()
 
         async def see_memory() -> None:
-            heap.now_and_then()
+            upkeep.now_and_then()
             self.see_memory()
             self._daemon.tell(events.Ticked())
 

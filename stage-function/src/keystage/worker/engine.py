@@ -19,11 +19,11 @@ from typing import assert_never
 from keystage.bundle.api import Pipeline
 from keystage.wire import api
 from keystage.wire.events import EventLog
-from keystage.wire.heap import HeapTrim
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.ring import Ring
 from keystage.wire.sources import TensorSources
 from keystage.wire.unreadable import UNREADABLE
+from keystage.wire.upkeep import Upkeep
 from keystage.wire.versions import common, differ, spoken
 from keystage.worker.device_lane import DeviceLane
 from keystage.worker.executor import Executor, StageError
@@ -109,7 +109,7 @@ class Engine:
         for router in self._settings.routers:
             self._introduce(router)
         next_beat_s = 0.0
-        heap = HeapTrim()
+        upkeep = Upkeep()
         while self._status.state is not WorkerState.STOPPED:
             self._receive(0.0 if self._has_work() else min(IDLE_WAIT_S, self._looping.idle_s()))
             self._sources.poll()
@@ -123,7 +123,7 @@ class Engine:
                 self._paid_s = now_s
             if now_s >= next_beat_s:
                 self._beat()
-                heap.now_and_then()
+                upkeep.now_and_then()
                 next_beat_s = now_s + HEARTBEAT_S
             self._serve_calls()
             self._set_threads()
