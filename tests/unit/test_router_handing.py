@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from keystage.router.admission import AdmissionBounds
 from keystage.router.engine import Generation
 from keystage.router.fleet import Fleet
-from keystage.router.handings import HANDING_S
+from keystage.router.handings import DISTRUST_S, HANDING_S
 from keystage.router.looping import LoopingCore
 from keystage.wire import api
 
@@ -163,3 +163,84 @@ def test_short_sessions_other_nodes_and_shared_workers_are_replayed() -> None:
     drain(core, "ab")
     # Both of its stages leave the worker, one after the other.
     assert core.replayed_tokens >= PROMPT + 2
+
+
+def crowd(count: int) -> tuple[LoopingCore, list[int]]:
+    """A core with so many running sessions on one path, and a third worker that may take them."""
+    core = LoopingCore(Fleet(2, "p"), AdmissionBounds(), 100, waves_of)
+    for name, stages in (("a", (0,)), ("b", (1,))):
+        hello = api.Hello(2, "p", stages, name, "b", "cpu", 8, 8192, 8, name, 1, "n", True)
+        assert core.fleet.hello(name, hello, 0.0) is None
+        core.fleet.credit(name, api.Credit(name, 8, 8192))
+        core.fleet.ready(name, 0.0)
+        core.worker_ready(name, 0.0)
+    numbers = [core.submit(Generation(list(range(PROMPT)), 50, 0.0, 1.0, 0, ()), 0.0) for _ in range(count)]
+    for position in (PROMPT, PROMPT + 1):
+        core.tokens(api.Tokens("b", 1, numbers, [1] * count, [position] * count, [9] * count), 0.0)
+    core.take()
+    return core, numbers
+
+
+def hands(core: LoopingCore) -> list[tuple[str, int]]:
+    return [(to, message.session) for to, message in core.take()[0] if isinstance(message, api.Hand)]
+
+
+def test_a_worker_copies_one_session_at_a_time_and_the_next_when_that_is_gone() -> None:
+    core, numbers = crowd(6)
+    join(core, "c", (1,))  # takes three of six
+    [(source, first)] = hands(core)
+    assert source == "b"
+    assert slots(core) == {"a": 6, "b": 6, "c": 1}
+    core.tokens(api.Tokens("b", 1, numbers, [1] * 6, [PROMPT + 2] * 6, [9] * 6), 1.0)  # all run on
+    assert hands(core) == []
+    core.handed("c", api.Handed(first, 1, PROMPT + 2), 1.0)
+    [(_, second)] = hands(core)
+    core.cancel(second, 1.5)  # its copy is not wanted any more
+    assert slots(core) == {"a": 5, "b": 4, "c": 2}
+    [(_, third)] = hands(core)
+    core.handed("c", api.Handed(third, 1, PROMPT + 2), 2.0)
+    assert len({first, second, third}) == 3
+    assert slots(core) == {"a": 5, "b": 3, "c": 2}
+    assert hands(core) == []
+
+
+def test_workers_copy_beside_one_another() -> None:
+    core, _ = crowd(6)
+    join(core, "c", (1,))
+    while (found := hands(core)) != []:
+        for _, number in found:
+            core.handed("c", api.Handed(number, 1, PROMPT + 1), 1.0)
+    assert slots(core) == {"a": 6, "b": 3, "c": 3}
+    join(core, "d", (1,))
+    assert [source for source, _ in hands(core)] in (["b", "c"], ["c", "b"])
+
+
+def test_a_drain_takes_one_after_another_and_all_of_them() -> None:
+    core, numbers = crowd(4)
+    join(core, "c", (1,))
+    for _, number in hands(core):
+        core.handed("c", api.Handed(number, 1, 0), 1.0)
+    left = len(numbers)
+    core.fleet.draining("b")
+    core.worker_draining("b", 1.0)
+    while found := hands(core):
+        assert len(found) == 1
+        left -= 1
+        core.handed("c", api.Handed(found[0][1], 1, PROMPT + 1), 1.0)
+    assert left > 0
+    assert slots(core) == {"a": 4, "b": 0, "c": 4}
+
+
+def test_after_a_late_copy_the_others_of_that_worker_are_replayed() -> None:
+    core, _ = crowd(6)
+    join(core, "c", (1,))
+    assert len(hands(core)) == 1
+    core.tick(HANDING_S)
+    sends, _ = core.take()
+    assert not [message for _, message in sends if isinstance(message, api.Hand)]
+    moved = [spec for _, message in sends if isinstance(message, api.Move) for spec in message.specs]
+    assert [spec.kept for spec in moved] == [0, 0, 0]
+    assert slots(core) == {"a": 6, "b": 3, "c": 3}
+    core.tick(HANDING_S + DISTRUST_S)
+    join(core, "d", (1,))
+    assert "b" in {source for source, _ in hands(core)}

@@ -235,6 +235,8 @@ class LoopingCore:
         return short_of_time(left_s, limit_s) if is_late else None
 
     def _bind(self, now_s: float) -> None:
+        for stage in self._handings.due():
+            self._even_out(stage, now_s)
         while self._quarantine.waiting:
             found = self._quarantine.next(self._paths.workers(), now_s)
             if found is None:
@@ -288,22 +290,19 @@ class LoopingCore:
         by_number = self._paths.by_number
         entries = [
             Bound(
-                s.number,
-                s.handing.addresses if s.handing else by_number[s.path].addresses,
-                s.held_kv,
-                s.most_kv,
-                s.handing is not None or self._quarantine.is_alone(s.number),
+                s.number, s.handing.addresses if s.handing else by_number[s.path].addresses, s.held_kv,
+                s.most_kv, s.handing is not None or self._quarantine.is_alone(s.number),
             )
             for s in running
             if s.path
-        ]
+        ]  # fmt: skip
         for move in plan_moves(self.fleet, stage, entries):
             session = self._sessions[move.session]
             before = by_number[session.path or 0].addresses
-            hand = self._handings.begin(session, before, move.addresses, stage, now_s)
-            if hand is None:
+            hands = self._handings.begin(session, before, move.addresses, stage, now_s)
+            if hands is None:
                 self._move(session, move.addresses)
-            else:
+            for hand in hands or ():
                 self._out.add(*hand)
         self._out.flush()
 
