@@ -27,6 +27,7 @@ from support.local_function import authorization
 from keystage.bundle.store import load
 from keystage.local.pipeline import deployments_for
 from keystage.local.world import LocalWorld
+from keystage.observability.api import REPORT_PATH
 from keystage.router.api import RouterStats
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,19 @@ class Case:
         headers = authorization(*self.world.credentials)
         async with self.session.post(url, json={"replicas": replicas}, headers=headers) as answer:
             assert answer.status == 202, await answer.text()
+
+    async def reported(self) -> None:
+        """Waits until a controller has reported: before it the page has nothing to show, and says so."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                url, headers = (
+                    f"{self.world.gateway_url}{REPORT_PATH}",
+                    authorization(*self.world.credentials),
+                )
+                async with self.session.get(url, headers=headers) as answer:
+                    if answer.status == 200:
+                        return
+                await asyncio.sleep(0.1)
 
     async def none_ready(self) -> None:
         """Waits until the router has no worker of the stage: one that leaves takes sessions for a moment."""
@@ -197,6 +211,7 @@ async def play(
         up(bundle, folder, device, keysmanager) as case,
         browsing(folder, case.world.credentials) as page,
     ):
+        await case.reported()
         await page.look(WIDTH, 900)
         await page.goto(f"{case.world.gateway_url}/ui/")
         await page.until("document.body.dataset.state === 'live'")
