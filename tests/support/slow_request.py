@@ -113,12 +113,10 @@ class Case:
 
     async def reported(self) -> None:
         """Waits until a controller has reported: before it the page has nothing to show, and says so."""
+        url = f"{self.world.gateway_url}{REPORT_PATH}"
+        headers = authorization(*self.world.credentials)
         async with asyncio.timeout(WAIT_S):
             while True:
-                url, headers = (
-                    f"{self.world.gateway_url}{REPORT_PATH}",
-                    authorization(*self.world.credentials),
-                )
                 async with self.session.get(url, headers=headers) as answer:
                     if answer.status == 200:
                         return
