@@ -5,8 +5,8 @@ because neighbouring samples are not independent and would make intervals too na
 run is left out, in which caches, pools and heaps fill. A line is fitted to the blocks by least squares; its
 slope gets a Student interval of 95 % with blocks - 2 degrees of freedom. What follows the load, as a router's
 connections follow the number of replicas, is fitted with that number as a second regressor (a degree less):
-the slope is then that at an equal load. Something grows when its interval lies above 0 and the growth over the
-span is more than `MOST_RATIO` of the level: a slope may be real and mean nothing.
+the slope is then that at an equal load. Something grows when its interval lies above 0 and the growth
+over the span is more than `MOST_RATIO` of the level: a slope may be real and mean nothing.
 """
 
 from __future__ import annotations
