@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -107,3 +110,21 @@ def test_what_other_programs_use_is_told_apart_from_what_we_do() -> None:
     while time.monotonic() < end_s:
         pass
     assert 0 <= use.others_cores() <= os.cpu_count() - 0.2  # type: ignore[operator]
+
+
+def test_a_process_that_is_none_of_ours_counts_for_others() -> None:
+    begin_s = time.monotonic()
+    use = MachineUse()
+    # In the shell's background, and the shell ends: its parent is then none of ours.
+    spin = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ntime.sleep(60)"
+    shell = f"{sys.executable} -c '{spin}' & echo $!"
+    with subprocess.Popen(["/bin/sh", "-c", shell], stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None
+        pid = int(asked.stdout.readline())
+        asked.wait()
+        try:
+            assert asked.stdout.readline() == "1\n"
+            others_s = use.others_cores() * (time.monotonic() - begin_s)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+    assert others_s >= 0.4

@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from keystage.keysmanager.api import Spawn, Spawned
 from keystage.keysmanager.fork_check import ForkError, check_forkable
@@ -54,22 +54,38 @@ def spawn(message: Spawn, fds: Sequence[int], begin: Begin) -> Spawned:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else the child could write the same text again
     reader, writer = os.pipe()
-    try:
-        middle = os.fork()
-    except OSError as error:
-        os.close(reader)
+    with _children_are_waited_for():
+        try:
+            middle = os.fork()
+        except OSError as error:
+            os.close(reader)
+            os.close(writer)
+            raise ForkError(f"{message.replica}: fork failed: {error.strerror}") from error
+        if middle == 0:
+            _middle(message, fds, writer, begin)
         os.close(writer)
-        raise ForkError(f"{message.replica}: fork failed: {error.strerror}") from error
-    if middle == 0:
-        _middle(message, fds, writer, begin)
-    os.close(writer)
-    try:
-        told = _hear(reader)
-    finally:
-        os.close(reader)
-        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: the kernel has reaped it
+        try:
+            told = _hear(reader)
+        finally:
+            os.close(reader)
             os.waitpid(middle, 0)
     return Spawned(_pid_of(message.replica, told))
+
+
+@contextlib.contextmanager
+def _children_are_waited_for() -> Iterator[None]:
+    """Ignores SIGCHLD no more, for as long: else nobody is charged for the processor time of a middle.
+
+    A holder that ends meanwhile is waited for afterwards, as nobody else will.
+    """
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _middle(message: Spawn, fds: Sequence[int], writer: int, begin: Begin) -> None:
