@@ -17,6 +17,7 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from keystage.bench.engine_client import Answer, complete
 from keystage.bench.engine_gpu_world import READY_S, WARM_PROMPT, WARM_TOKENS, prompts_of
@@ -29,6 +30,8 @@ from keystage.local.world import LocalWorld
 
 POLL_S = 0.02
 FIRST_WORK_S = 60.0
+PAUSE_S = 0.1
+COUNTERS = ("keystage_session_moves_total", "keystage_late_copies_total", "keystage_replayed_tokens_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,15 @@ class Burst:
         ready_s: from the decision to ready.
         work_s: from the decision to its first computed work.
         before_s: median seconds between two tokens of a request in the seconds before.
-        after_s: the same in the seconds after its first work.
+        before_gap_s: longest wait of a request for its next token in these seconds.
+        after_s: median seconds between two tokens in the seconds after its first work.
         gap_s: longest wait of a request for its next token between the decision and a second after that work.
+        gap_at_s: when that wait began, from the decision on.
+        paused: requests that waited over a tenth of a second for a token in that time.
+        moves: sessions that went to the second replica.
+        late_copies: moves that waited for a copy of KV state in vain.
+        replayed_tokens: tokens computed again for the others.
+        preemptions: sessions that had to give their KV blocks to others, all in all: then waits say nothing.
     """
 
     stage: int
@@ -52,8 +62,15 @@ class Burst:
     ready_s: float
     work_s: float
     before_s: float
+    before_gap_s: float
     after_s: float
     gap_s: float
+    gap_at_s: float
+    paused: int
+    moves: int
+    late_copies: int
+    replayed_tokens: int
+    preemptions: int
 
 
 async def doubled(
@@ -88,8 +105,7 @@ async def doubled(
     with tempfile.TemporaryDirectory(prefix="keystage-bench-") as folder:
         async with LocalWorld(Path(folder), gateway_port=None, controller=False, keysmanager=True) as world:
             await world.deploy(*made)
-            for function in made[1:]:
-                await world.wait_ready(function.service, 1, READY_S)
+            workers = [(await world.wait_ready(f.service, 1, READY_S))[0].address for f in made[1:]]
             url = f"http://{(await world.wait_ready(made[0].service, 1, READY_S))[0].address}"
             world.supervisor.set_key_stages(KeyStageList(pipeline.name, (stage,)))
             await _prepared(world, is_gpu=device.startswith("cuda"))
@@ -97,6 +113,7 @@ async def doubled(
                 warm = prompts_of(pipeline, at_once, WARM_PROMPT)
                 await complete(session, url, warm, WARM_TOKENS)
                 load = _Load(session, url, pipeline, at_once, prompt, tokens)
+                load.owner = f"http://{workers[0]}"
                 return await _under_load(world, load, made[1 + stage].service, stage, beside_s)
 
 
@@ -116,6 +133,8 @@ class _Load:
         self._prompts = prompts_of(pipeline, at_once, prompt)
         self._stopping = False
         self.answers: list[Answer] = []
+        self.owner = ""
+        """Address of the worker that preempts: that of the first stage."""
 
     async def run(self) -> None:
         """Asks until `stop`."""
@@ -124,6 +143,16 @@ class _Load:
     def stop(self) -> None:
         """No new request."""
         self._stopping = True
+
+    async def counters(self) -> list[int]:
+        """The router's `COUNTERS`, and preemptions."""
+        counts = [await self._count(self._url, name) for name in COUNTERS]
+        return [*counts, await self._count(self.owner, "keystage_preemptions_total")]
+
+    async def _count(self, url: str, name: str) -> int:
+        async with self._session.get(f"{url}/metrics") as response:
+            families = list(text_string_to_metric_families(await response.text()))
+        return int(sum(one.value for family in families for one in family.samples if one.name == name))
 
     async def _client(self, prompt: Sequence[int]) -> None:
         while not self._stopping:
@@ -134,6 +163,7 @@ async def _under_load(world: LocalWorld, load: _Load, function: str, stage: int,
     running = asyncio.create_task(load.run())
     offset_s = time.time() - time.perf_counter()
     try:
+        counted = await load.counters()
         await asyncio.sleep(2 * beside_s)  # the first half is not looked at
         decided_s = world.supervisor.now()
         await world.scale(function, 2)
@@ -145,6 +175,7 @@ async def _under_load(world: LocalWorld, load: _Load, function: str, stage: int,
                 )
             await asyncio.sleep(POLL_S)
         await asyncio.sleep(1.0 + beside_s)
+        counts = [now - then for now, then in zip(await load.counters(), counted, strict=True)]
         load.stop()
         await running
     finally:
@@ -154,11 +185,20 @@ async def _under_load(world: LocalWorld, load: _Load, function: str, stage: int,
     times = [[at_s + offset_s for at_s, _ in answer.times_s] for answer in load.answers]
     pairs = [pair for one in times for pair in itertools.pairwise(one)]
     settled_s = work_s + 1.0
+    meanwhile = _waits(pairs, decided_s, settled_s)
+    gap_s, gap_from_s = max(meanwhile)
+    before_gap_s, _ = max(_waits(pairs, decided_s - beside_s, decided_s))
     return Burst(
         stage, start.via, start.source, start.ready_at_s - decided_s, work_s - decided_s,
-        _middle(pairs, decided_s - beside_s, decided_s), _middle(pairs, settled_s, settled_s + beside_s),
-        max(later - sooner for sooner, later in pairs if later > decided_s and sooner < settled_s),
+        _middle(pairs, decided_s - beside_s, decided_s), before_gap_s,
+        _middle(pairs, settled_s, settled_s + beside_s), gap_s, gap_from_s - decided_s,
+        sum(wait_s > PAUSE_S for wait_s, _ in meanwhile), *counts,
     )  # fmt: skip
+
+
+def _waits(pairs: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> list[tuple[float, float]]:
+    """Waits for a token of which some part was between two times, with when they began."""
+    return [(later - sooner, sooner) for sooner, later in pairs if later > begin_s and sooner < end_s]
 
 
 def _middle(pairs: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> float:

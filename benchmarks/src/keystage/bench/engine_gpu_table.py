@@ -240,12 +240,23 @@ def _bubbles(measured: Measured) -> list[str]:
     ]
 
 
+def _waits(line: Line) -> str:
+    """What a record tells beyond the longest wait; those before told no more."""
+    if "paused" not in line:
+        return ""
+    return (
+        f" (from {line['gap_at_s']:.2f} s after the decision on; before it {line['before_gap_s']:.2f} s; "
+        f"{line['paused']} waits of over 0.1 s), {line['moves']} moves, {line['late_copies']} copies late, "
+        f"{line['replayed_tokens']} tokens replayed, {line['preemptions']} sessions preempted"
+    )
+
+
 def _bursts(measured: Measured) -> list[str]:
     return [
         f"stage {line['stage']} doubled while serving ({line['gpus']} GPUs), by {line['via']} from "
         f"{line['source']}: ready {line['ready_s']:.2f} s and first work {line['work_s']:.2f} s after the "
         f"decision; {1e3 * line['before_s']:.1f} ms a token before, {1e3 * line['after_s']:.1f} after; the "
-        f"longest wait for a token meanwhile {line['gap_s']:.2f} s"
+        f"longest wait for a token meanwhile {line['gap_s']:.2f} s{_waits(line)}"
         for line in measured.bursts
     ]
 
