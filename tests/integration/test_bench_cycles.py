@@ -23,14 +23,22 @@ def test_what_leaks_rises_and_what_does_not_holds_0() -> None:
     at = np.arange(0.0, 1000.0, 10.0)
     noise = np.random.default_rng(1).normal(0, 1, len(at))
     found = cycles.trends_of(seen(1000, leak=list(20 + at / 10), flat=list(20 + noise), full=[5.0] * len(at)))
-    assert [name for name, one in found.items() if cycles.is_rising(one)] == ["leak"]
+    assert cycles.rising(found) == cycles.rising(found, alone=True) == ["leak"]
     assert found["leak"].slope == pytest.approx(0.1, rel=0.01)
     assert found["full"].low == found["full"].high == 0.0
 
 
 def test_what_fills_at_the_begin_is_no_leak() -> None:
     at = np.arange(0.0, 1000.0, 10.0)
-    assert not cycles.is_rising(cycles.trends_of(seen(1000, table=list(np.minimum(at, 200.0))))["table"])
+    assert not cycles.rising(cycles.trends_of(seen(1000, table=list(np.minimum(at, 200.0)))), alone=True)
+
+
+def test_of_many_slopes_that_are_none_some_rise_alone_and_none_among_all() -> None:
+    rng = np.random.default_rng(7)
+    readings = {f"noise {k}": list(rng.normal(100, 1, 100)) for k in range(200)}
+    found = cycles.trends_of(seen(1000, **readings))
+    assert 0 < len(cycles.rising(found, alone=True)) < 15
+    assert not cycles.rising(found)
 
 
 @pytest.mark.slow

@@ -73,12 +73,12 @@ def test_what_follows_the_load_is_no_trend_and_a_leak_beside_it_is() -> None:
     """Connections to replicas whose number rises with the trace; then one more every 20 s."""
     replicas = np.round(20 + AT_S / 50 + 2 * np.sin(AT_S / 30))
     follows = 100 + 3 * replicas + 0.1 * noise(5)
-    assert trend(AT_S, follows, DURATION_S).is_rising
+    assert trend(AT_S, follows, DURATION_S).rises_among(40)
     found = trend(AT_S, follows, DURATION_S, load=replicas)
     assert found.low < 0 < found.high
     leaks = trend(AT_S, follows + AT_S / 20, DURATION_S, load=replicas)
     assert leaks.low < 1 / 20 < leaks.high
-    assert leaks.is_rising
+    assert leaks.rises_among(40)
     same = np.full(len(AT_S), 26.0)
     assert trend(AT_S, follows, DURATION_S, load=same) == trend(AT_S, follows, DURATION_S)
     assert trend(AT_S, follows, DURATION_S, load=AT_S).verdict == "too short to tell"
@@ -121,7 +121,7 @@ def test_a_leak_is_named_and_a_steady_latency_is_not() -> None:
         "shared memory worker (MiB)",
         "files gateway",
     ]
-    assert [name for name, one in trends.items() if one.is_rising] == [
+    assert [name for name, one in trends.items() if one.rises_among(len(trends))] == [
         name for name, one in trends.items() if one.is_growing
     ]
     rows = soak.account_rows(an_outcome()) + soak.trend_rows("live", trends, 3600.0)

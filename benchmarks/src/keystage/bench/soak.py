@@ -36,7 +36,7 @@ from keystage.bench.mixed_cells import (
 from keystage.bench.paper_policies import OURS
 from keystage.bench.paper_world import GPUS
 from keystage.bench.results_page import write_page
-from keystage.bench.soak_trend import Trend, by_role, processes, trend
+from keystage.bench.soak_trend import LEVEL, Trend, by_role, processes, trend
 from keystage.bench.whole_client import Floats, Sent
 from keystage.bench.whole_faults import accounted, faults_of
 from keystage.bench.whole_models import described
@@ -295,14 +295,23 @@ def _figures(
     rest = sum(int(np.isnan(p.finished_s).sum()) for p in simulated.pipelines)
     every = {**trends, **{f"simulated {name}": one for name, one in sim_trends.items()}}
     growing = [name for name, one in every.items() if one.is_growing]
-    rising = [f"{name} by {one.growth_ratio:.2%}" for name, one in trends.items() if one.is_rising]
+    rising, alone = (
+        [f"{name} by {one.growth_ratio:.2%}" for name, one in trends.items() if one.rises_among(count)]
+        for count in (len(trends), 1)
+    )
+    by_chance = (1 - LEVEL) / 2 * sum(one.error > 0 for one in trends.values())
     return {
         **_live_figures(outcome, trends),
         "growing": Figure([len(growing)], f"what grows: {', '.join(growing) or 'nothing'}", "0"),
         "rising": Figure(
             [len(rising)],
-            f"live slopes whose 95 % interval lies above 0, with their growth: {', '.join(rising) or 'none'}",
+            f"live slopes above 0, all told together, with their growth: {', '.join(rising) or 'none'}",
             "0",
+        ),
+        "rising_alone": Figure(
+            [len(alone)],
+            f"live slopes whose own 95 % interval lies above 0: {', '.join(alone) or 'none'}",
+            f"{by_chance:.1f} by chance",
         ),
         "simulated_unserved": Figure([rest], "simulated requests without an answer at the end", "0"),
     }
