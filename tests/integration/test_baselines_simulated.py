@@ -105,6 +105,6 @@ def test_tuning_reads_the_traces_it_is_given(tmp_path: Path, monkeypatch: pytest
     cell = Cell("trace", 1, 0.0, 20.0)
     with pytest.raises(PaperTraceError, match="lacks"):
         score("inferline", {}, (cell,), (("B", 9000),), tmp_path)
-    monkeypatch.setenv("KEYSTAGE_TRACES", str(tmp_path))
+    monkeypatch.setenv("KEYSTAGE_TRACE_FOLDER", str(tmp_path))
     with pytest.raises(PaperTraceError, match="lacks"):
         tuning.run(quick=True)

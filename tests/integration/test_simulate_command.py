@@ -136,7 +136,7 @@ def test_traces_that_are_no_text_are_one_line(tmp_path: Path, monkeypatch: pytes
     for path in (COUNTS, TIMES):
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_bytes(b"a,b\n\xff\xfe,1\n")
-    monkeypatch.setenv("KEYSTAGE_TRACES", str(tmp_path))
+    monkeypatch.setenv("KEYSTAGE_TRACE_FOLDER", str(tmp_path))
     result = RUNNER.invoke(app, ["simulate", "paper-bert-trace", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "is no UTF-8 text" in " ".join(result.output.split())

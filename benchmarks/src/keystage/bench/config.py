@@ -11,7 +11,7 @@ class BenchSettings(BaseSettings):
     """Settings of the benchmarks.
 
     Attributes:
-        traces: KEYSTAGE_TRACES, folder of trace files; None looks beside the checkout.
+        trace_folder: KEYSTAGE_TRACE_FOLDER, folder of trace files; None looks beside the checkout.
         lifeline_fd: KEYSTAGE_LIFELINE_FD, set by the local world for a policy that it keeps running
             (`bench.steered`): descriptor whose end of file ends that process.
         wrk: KEYSTAGE_WRK, program that `bench sender` sets beside; None looks on PATH.
@@ -21,7 +21,7 @@ class BenchSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="KEYSTAGE_", extra="forbid", frozen=True)
 
-    traces: Path | None = None
+    trace_folder: Path | None = None
     lifeline_fd: int | None = None
     wrk: Path | None = None
     hey: Path | None = None

@@ -10,6 +10,7 @@ half); what leaks has a slope whose interval lies above 0, where all are told to
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import tempfile
 import time
@@ -76,7 +77,12 @@ class Seen:
 
 
 def run(
-    *, quick: bool = False, full: bool = False, device: str | None = None, out: Path = Path("out")
+    *,
+    quick: bool = False,
+    full: bool = False,
+    device: str | None = None,
+    seconds: float | None = None,
+    out: Path = Path("out"),
 ) -> BenchResult:
     """Runs the turns.
 
@@ -84,6 +90,7 @@ def run(
         quick: tens of cycles: a look that can tell no slope.
         full: ten thousand; a thousand without either.
         device: of the stages, `cpu` by default.
+        seconds: no turn begins after so many, however many cycles are left.
         out: the picture goes to its folder `cycles`.
 
     Raises:
@@ -97,7 +104,7 @@ def run(
     ):
         if full:
             world.fill(FILL)
-        seen = turns(world, count)
+        seen = turns(world, count, math.inf if seconds is None else seconds)
     disturbance = use.disturbance()
     trends = trends_of(seen)
     picture = cycles_figures.draw(out / "cycles" / PICTURE, seen.cycles, seen.readings, trends, WARM_RATIO)
@@ -107,14 +114,14 @@ def run(
         [*_notes(seen, at_once), f"picture: {picture}"],
         disturbance,
     )
-    if full:
+    if full and seconds is None:
         cycles_figures.draw(FOLDER / PICTURE, seen.cycles, seen.readings, trends, WARM_RATIO)
         write_page("cycles", "Ten thousand starts and ends of replicas", result, pictures=[PICTURE])
     return result
 
 
-def turns(world: CyclesWorld, count: int) -> Seen:
-    """Starts and ends replicas until `count` were started, reading now and then.
+def turns(world: CyclesWorld, count: int, seconds: float = math.inf) -> Seen:
+    """Starts and ends replicas until `count` were started, or time is up, reading now and then.
 
     Raises:
         BenchError: see `run`.
@@ -127,7 +134,7 @@ def turns(world: CyclesWorld, count: int) -> Seen:
     first = started = world.started()
     turn = 0
     while True:
-        is_over = started - first >= count
+        is_over = started - first >= count or time.monotonic() - begun_s >= seconds
         is_read = is_over or turn % every == 0
         held = _of_replicas([r.pid for r in world.replicas()]) if is_read else {}
         at_s = time.monotonic()

@@ -92,7 +92,7 @@ def run(*, quick: bool = False, full: bool = False, out: Path = Path("out")) -> 
         NoAnswers: requests of the idle world failed.
     """
     size = FULL if full else QUICK if quick else SHORT
-    trace = load(SAMPLE, BenchSettings().traces)
+    trace = load(SAMPLE, BenchSettings().trace_folder)
     use = MachineUse()
     done = _Done()
     _simulated(size, trace, done, lambda: keep("mixed", _result(done, use), out, "simulated policies"))

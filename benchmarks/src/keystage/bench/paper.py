@@ -55,7 +55,7 @@ def run(*, quick: bool = False, full: bool = False, out: Path = Path("out")) -> 
     """
     begun_s = time.monotonic()
     size = FULL if full else QUICK if quick else SHORT
-    traces = BenchSettings().traces
+    traces = BenchSettings().trace_folder
     trace = load_trace(len(MODELS), traces)  # found unusable now rather than in a worker
     folder = out / "paper"
     folder.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ def preset_world(name: str, policy_name: str, seed: int, table: Table) -> World:
     if name == DEMO:
         return demo_world(seed)
     cell = {_name(c): c for c in FULL.cells()}[name]
-    trace = load_trace(len(MODELS), BenchSettings().traces)
+    trace = load_trace(len(MODELS), BenchSettings().trace_folder)
     terms = Terms(table) if policy_name == "none" else policy(policy_name).terms(table)
     return paper_world(cell.of, times_s(cell, trace, seed), cell.slo_ratio, terms, cell.warm_s)
 

@@ -87,7 +87,7 @@ def run(
             f"{seconds:g} s at {speed:g}x are {seconds * speed / 60:g} minutes of a trace that has 1 to "
             f"{MINUTES}"
         )
-    traces = BenchSettings().traces
+    traces = BenchSettings().trace_folder
     small, large = load(100, traces), load(500, traces)
     use = MachineUse()
     one = Load(Cell(100, LIVE_MODELS, 0, minutes, speed, SEED), small)

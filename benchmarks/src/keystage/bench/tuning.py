@@ -126,7 +126,7 @@ def run(*, quick: bool = False) -> BenchResult:
     Raises:
         PaperTraceError: a traces folder was named that cannot be used.
     """
-    traces = BenchSettings().traces
+    traces = BenchSettings().trace_folder
     load_trace(len(MODELS), traces)  # found unusable now rather than in the middle
     rows, figures, notes = [], {}, []
     for policy in POLICIES:

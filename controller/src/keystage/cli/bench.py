@@ -58,7 +58,10 @@ def bench(
     parts: Annotated[str | None, typer.Option(help="bench engine, GPUs: which parts, by commas")] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=1, help="bench engine, GPUs: nothing begins after so many; soak: wall time, live"),
+        typer.Option(
+            min=1,
+            help="bench engine, GPUs: nothing begins after so many; cycles: so, too; soak: wall time, live",
+        ),
     ] = None,
     speed: Annotated[
         float | None, typer.Option(min=0.1, max=1000, help="bench soak: of the trace, live; 10 by default")
