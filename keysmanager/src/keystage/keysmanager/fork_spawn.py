@@ -84,7 +84,7 @@ def _children_are_waited_for() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGCHLD, before)
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
+            while before is signal.SIG_IGN and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
