@@ -225,3 +225,13 @@ def test_the_standard_library_s_server_is_a_home(tmp_path: Path) -> None:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+@pytest.mark.parametrize("url", ["http://a..b/", "http://\udcff.example/x", "http://127.0.0.1:1/é"])
+def test_what_is_no_address_is_named(tmp_path: Path, url: str) -> None:
+    with pytest.raises(BundleError, match="no address: "):
+        home.local_folder(url, tmp_path, QUICK)
+
+
+def test_a_name_that_is_no_utf_8_has_a_folder_too(tmp_path: Path) -> None:
+    assert home.folder_in(tmp_path, "a\udcff") != home.folder_in(tmp_path, "a")

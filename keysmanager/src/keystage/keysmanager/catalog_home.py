@@ -45,7 +45,7 @@ class HomeCopy:
     def __init__(self, bundle: str, folder: Path) -> None:
         """Names the bundle's address and the folder for all copies."""
         self._bundle = bundle
-        self._base = folder / hashlib.sha256(bundle.encode()).hexdigest()[:16]
+        self._base = folder / hashlib.sha256(bundle.encode(errors="surrogatepass")).hexdigest()[:16]
 
     def refresh(self, etag: str) -> Version:
         """Asks the home for a newer version and copies it.

@@ -65,7 +65,7 @@ def file_url(bundle: str, name: str) -> str:
 
 def folder_in(run: Path, bundle: str) -> Path:
     """Where a process fetches a bundle to, within its run folder."""
-    return run / "bundles" / hashlib.sha256(bundle.encode()).hexdigest()[:16]
+    return run / "bundles" / hashlib.sha256(bundle.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def local_folder(bundle: str, folder: Path, limits: Limits = LIMITS) -> Path:

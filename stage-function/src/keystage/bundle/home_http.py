@@ -157,6 +157,11 @@ def connection_to(url: str, connect_s: float) -> http.client.HTTPConnection:
         raise HomeError(f"no address: {error}", is_passing=False) from error
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise HomeError("http(s)://host:port without credentials is needed", is_passing=False)
+    try:
+        host.encode("idna")
+        target(url).encode("ascii")
+    except UnicodeError as error:
+        raise HomeError(f"no address: {error}", is_passing=False) from error
     if parts.scheme == "https":
         context = ssl.create_default_context()
         return http.client.HTTPSConnection(host, port, timeout=connect_s, context=context)
