@@ -30,8 +30,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from keystage.gateway import queue_scripts as scripts
 from keystage.gateway.forever import forever
 from keystage.gateway.queue import Bounds, Call, Depth, Lease, QueueUnavailable, decode, encode
-from keystage.gateway.queue_tasks import end
 from keystage.wire.redis_address import Script, shown
+from keystage.wire.tasks import end
 
 PREFIX = "{keystage}:async:"
 GROUP = "gateways"

@@ -23,7 +23,7 @@ from keystage.gateway.queue_attempt import Attempts, Outcome
 from keystage.gateway.queue_backoff import Backoff
 from keystage.gateway.queue_callback import Callbacks
 from keystage.gateway.queue_slots import Slots
-from keystage.gateway.queue_tasks import end
+from keystage.wire.tasks import end
 
 LOOK_S = 1.0
 """Between two looks at the queue when nobody rings."""

@@ -29,10 +29,13 @@ from keystage.router.idempotency import (
 )
 from keystage.router.journal import Journal, Opened
 from keystage.router.openai_errors import FieldRefused, KeyReused, RouterLeaves
+from keystage.wire.tasks import end
 
 log = logging.getLogger(__name__)
 
 FOLLOW_S = 0.1
+LAST_WORD_S = 2.0
+"""What stops may tell the journal so for so long."""
 """Between two looks at what another router has made of a request."""
 
 Emit = Callable[[Sequence[int]], None]
@@ -72,10 +75,7 @@ class KeyedRequests:
         self._is_leaving = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._tasks.values(), LAST_WORD_S)
         if self.journal is not None:
             await self.journal.stop()
 

@@ -25,6 +25,7 @@ from keystage.router.journal_link import Link, Value
 from keystage.router.journal_owner import Owner
 from keystage.router.journal_scripts import OPEN, WRITE
 from keystage.router.openai_errors import KeyReused
+from keystage.wire.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +133,7 @@ class RedisJournal:
 
     async def stop(self) -> None:
         """See `Journal`."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         await self._link.ask("DEL", self._life)
         await self._link.close()
 
