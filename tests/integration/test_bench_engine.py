@@ -117,8 +117,8 @@ def test_a_process_that_is_none_of_ours_counts_for_others() -> None:
     use = MachineUse()
     # In the shell's background, and the shell ends: its parent is then none of ours.
     spin = "import time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ntime.sleep(60)"
-    shell = f"{sys.executable} -c '{spin}' & echo $!"
-    with subprocess.Popen(["/bin/sh", "-c", shell], stdout=subprocess.PIPE, text=True) as asked:
+    shell = ["/bin/sh", "-c", '"$0" -c "$1" & echo $!', sys.executable, spin]
+    with subprocess.Popen(shell, stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None
         pid = int(asked.stdout.readline())
         asked.wait()

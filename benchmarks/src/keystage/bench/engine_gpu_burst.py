@@ -49,7 +49,7 @@ class Burst:
         after_s: median seconds between two tokens in the seconds after its first work.
         gap_s: longest wait of a request for its next token between the decision and a second after that work.
         gap_at_s: when that wait began, from the decision on.
-        paused: requests that waited over a tenth of a second for a token in that time.
+        paused: waits of over a tenth of a second (`PAUSE_S`) in that time, of all requests.
         moves: sessions that went to the second replica.
         late_copies: moves that waited for a copy of KV state in vain.
         replayed_tokens: tokens computed again for the others.

@@ -34,9 +34,9 @@ from keystage.wire.tasks import end
 log = logging.getLogger(__name__)
 
 FOLLOW_S = 0.1
-LAST_WORD_S = 2.0
-"""What stops may tell the journal so for so long."""
 """Between two looks at what another router has made of a request."""
+LAST_WORD_S = 2.0
+"""A request whose router stops may tell the journal so for so long, before it is cancelled again."""
 
 Emit = Callable[[Sequence[int]], None]
 Work = Callable[[Record, Emit], Awaitable[Whole | None]]
