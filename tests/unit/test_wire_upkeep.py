@@ -1,9 +1,10 @@
-"""Old garbage is collected, and pages of the C heap in which nothing is any more go back to the system."""
+"""Old garbage is collected, names looked up once are let go, and free pages of the C heap go back."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import weakref
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def test_what_was_freed_below_something_in_use_goes_back() -> None:
     assert upkeep.trims == 1
     assert kept_bytes - anonymous_bytes() > CHUNKS * CHUNK_BYTES / 2
     libc.free(ctypes.c_void_p(chunks[-1]))
+
+
+def test_a_name_that_was_looked_up_once_is_let_go() -> None:
+    """As C code makes them: a string of its own for each look-up, held by the cache of attributes then."""
+    name = b"no_such_attribute".decode()
+    before = sys.getrefcount(name)
+    assert getattr(object(), name, None) is None
+    assert sys.getrefcount(name) == before + 1
+    Upkeep(trim_every_s=0.0).now_and_then()
+    assert sys.getrefcount(name) == before
 
 
 def test_it_is_rare() -> None:
