@@ -29,7 +29,7 @@ def tasks() -> list[str]:
     names = []
     for task in ids:
         with contextlib.suppress(OSError):  # it has just ended
-            names.append((_TASKS / str(task) / "comm").read_text().strip())
+            names.append((_TASKS / str(task) / "comm").read_bytes().decode(errors="replace").strip())
     return names
 
 

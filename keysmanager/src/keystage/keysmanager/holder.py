@@ -23,6 +23,7 @@ from keystage.keysmanager.fork_spawn import Begin, spawn
 from keystage.keysmanager.hold_stock import stocked
 from keystage.keysmanager.segment import SegmentError
 from keystage.models.shared import SharedMemoryError
+from keystage.wire.upkeep import Upkeep
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -66,6 +67,7 @@ def serve_spawns(channel: Channel, begin: Begin) -> int:
 
 def answer_all(channel: Channel, answer: Callable[[Told, list[int]], Told]) -> int:
     """Answers every message until end of file; the descriptors beside it are closed; gives the exit code."""
+    upkeep = Upkeep()
     while True:
         try:
             received = channel.receive()
@@ -80,6 +82,7 @@ def answer_all(channel: Channel, answer: Callable[[Told, list[int]], Told]) -> i
         finally:
             for fd in fds:
                 os.close(fd)
+        upkeep.now_and_then()  # after the answer: what it takes nobody waits for
 
 
 def answer_to(message: Told, fds: list[int], begin: Begin) -> Told:
