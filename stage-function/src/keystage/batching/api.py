@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Request:
@@ -39,8 +39,7 @@ class Request:
         return f"Request({self.number}, {self.model}, {self.arrived_s:.6g}, {self.deadline_s:.6g})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """The next batch of a model as things stand.
 
     Attributes:

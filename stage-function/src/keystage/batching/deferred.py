@@ -89,14 +89,18 @@ class Deferred:
         if relaxed_s <= earliest_s:
             return Candidate(size, earliest_s, latest_s)
         start_s = earliest_s
+        share = around.share()
         is_bursty = around.is_bursty(BURSTY_SCV)
         if around.batches and self._alternates(around, is_bursty):
             service_s = around.service.latency_s(size)
-            allowed_s = _staggered_left(around.share()) * service_s
+            allowed_s = _staggered_left(share) * service_s
             # Of what is left when it gets there, every batch under way does a second a second.
             left_s = around.residual_s(earliest_s + takes_s - service_s)
-            start_s += max(0.0, left_s - allowed_s) / around.batches
-        start_s = max(earliest_s, min(start_s, relaxed_s, latest_s - _spare_s(takes_s, around)))
+            if left_s > allowed_s:
+                start_s += (left_s - allowed_s) / around.batches
+        start_s = min(start_s, relaxed_s, latest_s - _spare_s(takes_s, share, around.replicas))
+        if start_s < earliest_s:
+            start_s = earliest_s
         return Candidate(size, start_s, latest_s, -math.inf if is_bursty else relaxed_s)
 
     def _alternates(self, around: Surroundings, is_bursty: bool) -> bool:
@@ -131,15 +135,14 @@ class Deferred:
         return (profile.beta_s / worth_s - size) / around.rate_rps
 
 
-def _spare_s(takes_s: float, around: Surroundings) -> float:
+def _spare_s(takes_s: float, share: float, replicas: int) -> float:
     """How much earlier than at the latest a batch is ready: shared replicas are free some time later.
 
     Nothing before loads are known, and for a model that has its replicas to itself.
     """
-    share = around.share()
-    if share <= 0:
+    if share <= 0 or share >= replicas:
         return 0.0
-    return SPARE_BATCHES * takes_s / around.replicas * max(0.0, 1 - share / around.replicas)
+    return SPARE_BATCHES * takes_s / replicas * (1 - share / replicas)
 
 
 def _staggered_left(share: float) -> float:

@@ -59,6 +59,6 @@ class LatencyProfile:
             return self.most
         batch = int(room_s / self.alpha_s)
         # Rounding of the division may be off by one either way.
-        if self.latency_s(batch + 1) <= within_s:
+        if self.alpha_s * (batch + 1) + self.beta_s <= within_s:
             return batch + 1
-        return batch if self.latency_s(batch) <= within_s else batch - 1
+        return batch if self.alpha_s * batch + self.beta_s <= within_s else batch - 1

@@ -13,7 +13,6 @@ side.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from keystage.batching.api import Candidate
@@ -103,7 +102,7 @@ class StagePolicy:
         if share >= whole.size:
             return whole
         latest_s = whole.latest_s + profile.latency_s(whole.size) - profile.latency_s(share)
-        return dataclasses.replace(whole, size=share, latest_s=latest_s)
+        return whole._replace(size=share, latest_s=latest_s)
 
 
 def policy_of(choice: BatchingChoice) -> BatchPolicy:

@@ -1,6 +1,7 @@
 """What a model's policy may know beyond its own queue: rate, replicas, its part of them. Pure.
 
-Kept current by the scheduler (arrivals, load) and the rank side (replicas, batches under way); read by
+(Loops here are written out: each is gone through at every event of a model, and mostly has one turn.) Kept
+current by the scheduler (arrivals, load) and the rank side (replicas, batches under way); read by
 policies that plan for the cluster (`deferred`). A model's *load* is the number of replicas that would be busy
 with it if all its batches were of the staggered size. Replicas with equal sets of models make a `Pool`.
 """
@@ -105,7 +106,10 @@ class Surroundings:
     @property
     def replicas(self) -> int:
         """Those that serve the model."""
-        return sum(pool.replicas for pool in self._pools)
+        replicas = 0
+        for pool in self._pools:
+            replicas += pool.replicas
+        return replicas
 
     def join(self, pool: Pool) -> None:
         """The model is served by one pool more; its load is spread evenly."""
@@ -121,11 +125,18 @@ class Surroundings:
 
     def typical_share(self) -> float:
         """Replicas that are a model's part where this one is served."""
-        return max((pool.typical_share for pool in self._pools), default=0.0)
+        share = 0.0
+        for pool in self._pools:
+            if pool.typical_share > share:
+                share = pool.typical_share
+        return share
 
     def is_bursty(self, scv: float) -> bool:
         """Whether arrivals there are burstier than this."""
-        return any(pool.scv > scv for pool in self._pools)
+        for pool in self._pools:  # noqa: SIM110 (see the module)
+            if pool.scv > scv:
+                return True
+        return False
 
     def share(self) -> float:
         """The replicas that are this model's part of those that serve it, by loads."""
