@@ -23,7 +23,7 @@ def around(
     replicas: int, rate_rps: float, profile: LatencyProfile = RESNET, staggered: int = 16
 ) -> Surroundings:
     pool, made = Pool(), Surroundings(profile)
-    pool.replicas = replicas
+    pool.resize(replicas)
     made.join(pool)
     made.rate_rps, made.staggered = rate_rps, staggered
     made.set_load(rate_rps * profile.latency_s(staggered) / staggered, 1.0)
@@ -96,7 +96,8 @@ def test_gamma_arrivals_show_their_burstiness() -> None:
 def test_parts_of_the_replicas_go_by_load() -> None:
     pool, other, a, b = Pool(), Pool(), Surroundings(RESNET), Surroundings(RESNET)
     assert a.utilisation() == 0.0
-    pool.replicas, other.replicas = 8, 2
+    pool.resize(8)
+    other.resize(2)
     a.join(pool)
     b.join(pool)
     assert (a.share(), a.utilisation()) == (0.0, 0.0)
@@ -118,7 +119,7 @@ def test_parts_of_the_replicas_go_by_load() -> None:
 
 def test_plentiful_is_more_than_two_idle_or_one_in_a_small_pool() -> None:
     pool = Pool()
-    pool.replicas = 8
+    pool.resize(8)
     pool.ends_s = dict.fromkeys(range(6), 1.0)
     assert (pool.idle, pool.is_plentiful) == (2, False)
     del pool.ends_s[0]
@@ -206,6 +207,37 @@ def test_where_batches_hardly_help_it_is_eager() -> None:
     assert found.start_s == 0.0
 
 
+def test_above_capacity_little_to_gain_is_no_reason_to_start_unless_batches_help_nobody() -> None:
+    # 12 of 16: waiting makes a request 10 % cheaper at most; the others have only just begun.
+    for rate_rps, is_overloaded in ((5_000, False), (8_000, True)):
+        made = around(8, rate_rps)
+        made.batches, made.ends_s = 7, 7 * RESNET.latency_s(12)
+        found = Deferred(worth_ratio=0.1).candidate(waiting(made, 12, 0.001, 0.0001), RESNET, 0.0, 0.0)
+        assert found is not None
+        assert found.size == 12
+        assert (found.start_s > 0) == is_overloaded
+    made = around(8, 2_000, BERT, 3)
+    assert made.utilisation() > 1
+    made.batches, made.ends_s = 7, 7 * 0.02
+    queue = RequestQueue(made)
+    queue.push(Request(0, 0, 0.0, 0.056))
+    found = Deferred().candidate(queue, BERT, 0.0, 0.0)
+    assert found is not None
+    assert (found.start_s, found.relaxed_s) == (0.0, -math.inf)
+
+
+def test_what_follows_from_loads_is_found_anew_when_they_change() -> None:
+    made = around(8, 5_000)
+    assert made.derived(Surroundings.utilisation) == made.utilisation() < 1
+    made.set_load(9.0, 1.0)
+    assert made.derived(Surroundings.utilisation) == 9 / 8
+    made._pools[0].resize(1)
+    assert made.derived(Surroundings.utilisation) == 1.0
+    assert made.derived(lambda _: pytest.fail("nothing has changed")) == 1.0
+    made.set_service(BERT)
+    assert made.derived(lambda _: "anew") == "anew"
+
+
 def test_a_batch_that_a_replica_takes_no_more_than_starts_at_once() -> None:
     profile = LatencyProfile(1.053e-3, 5.072e-3, most=4)
     found = Deferred().candidate(waiting(around(8, 5000), 9, 0.001, 0.0001), profile, 0.0, 0.0)
@@ -272,7 +304,7 @@ def test_delays_shorten_batches_but_load_no_replica() -> None:
     for delays in (Delays(), Delays(control_s=0.004)):
         side = ModelSide(RESNET, Deferred(), delays)
         pool = Pool()
-        pool.replicas = 8
+        pool.resize(8)
         side.around.join(pool)
         for number in range(FIRST + 1):
             side.arrive(Request(number, 0, 0.001 * number, 0.001 * number + SLO_S), 0.001 * number)

@@ -13,7 +13,7 @@ from keystage.batching.partition_problem import division, violations
 from keystage.bench import symphony
 from keystage.bench.batching_cluster import serve
 from keystage.bench.batching_models import TABLE_2, capacity_rps
-from keystage.bench.flat_top import _gap, offered, resnets
+from keystage.bench.flat_top import _gaps, _peak, _row, offered, resnets
 from keystage.bench.frame import BenchResult, Figure
 from keystage.bench.partition import MILLION_PARAMETERS, draw, drifted, random_search
 from keystage.bench.results_page import write_page
@@ -94,11 +94,16 @@ def test_a_search_finds_less_than_the_capacity() -> None:
     assert 0.5 * capacity_rps(models, [0.5, 0.5], 3) < found < capacity_rps(models, [0.5, 0.5], 3)
 
 
-def test_gaps_are_points_from_the_flat_top() -> None:
+def test_gaps_are_points_from_the_flat_top_of_the_highest_goodput() -> None:
     served = offered(OURS, resnets(), 3000.0, 0.5, 1)
-    rate = served.offered.sum() / served.seconds
-    assert _gap(served, 2 * rate) == pytest.approx(100 * (served.idle_ratio - 0.5))
-    assert _gap(served, rate / 2) == pytest.approx(100 * (served.bad_ratio - 0.5))
+    rows = [_row(OURS, 1.0, seed, served) for seed in range(2)]
+    rate, goodput_rps = rows[0]["offered_rps"], rows[0]["goodput_rps"]
+    better = {**rows[0], "load": 2.0, "goodput_rps": 2 * goodput_rps}
+    worse = {**better, "goodput_rps": goodput_rps / 2}
+    rival = {**better, "system": "eager", "goodput_rps": 9 * goodput_rps}
+    assert _peak([*rows, better, better, worse, rival]) == 2 * goodput_rps
+    assert _gaps([rows[0], rival], 2 * rate) == ([], [pytest.approx(100 * (served.idle_ratio - 0.5))])
+    assert _gaps([rows[0], rival], rate / 2) == ([pytest.approx(100 * (served.bad_ratio - 0.5))], [])
 
 
 def test_only_ours_reckons_with_delays() -> None:

@@ -13,7 +13,10 @@ rules come on top; none has a constant fitted to a model.
    replicas are plentiful the frontrun alone counts (`Candidate.relaxed_s`), so that idle ones stay idle,
    unless arrivals are bursty: they are plentiful before every burst and scarce in it.
 2. *Little to gain.* Once waiting until the frontrun would make a request's part of a batch, l(b)/b, less
-   than `worth_ratio` cheaper, by the arrival rate and the profile, the batch starts, plentiful or not.
+   than `worth_ratio` cheaper, by the arrival rate and the profile, the batch starts, plentiful or not. Not
+   above capacity: there is always enough to start with, and a batch that starts later than another, and is
+   smaller for it, ends together with it; soon all replicas end together, and idle until there is enough for
+   all. Rule 1 keeps them apart there (where batches help at all).
 3. *Target batch.* A batch below the size at which the replicas keep up with the arrivals makes the queue
    grow, the next batches' deadlines nearer and them smaller still. With utilisation u, relative to batches
    of the staggered size b*, that size is the t with t / l(t) = u b* / l(b*), at most b*. Heads that keep a
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from keystage.batching.api import Candidate
 from keystage.batching.gather import fill, target
@@ -53,6 +57,27 @@ ROUNDING = 1e-9
 """A share this little below a whole number is one."""
 
 
+class Pace(NamedTuple):
+    """What loads and replicas say about a model's starts.
+
+    Attributes:
+        is_bursty: arrivals are, at its replicas.
+        is_overloaded: more comes than its replicas can serve in batches of the staggered size, and these
+            make a request cheaper.
+        alternates: it has so many replicas that its batches can be staggered.
+        staggered_left: work left in its batches under way in staggered execution, in l.
+        replicas: those that serve it.
+        others: the part of them that is other models'; 0 before loads are known.
+    """
+
+    is_bursty: bool
+    is_overloaded: bool
+    alternates: bool
+    staggered_left: float
+    replicas: int
+    others: float
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deferred:
     """A batch starts when waiting would not make it worth more; see the module.
@@ -71,50 +96,63 @@ class Deferred:
         """As `BatchPolicy` says."""
         around = queue.around
         size = fill(queue, profile, earliest_s)
-        if around is not None and around.is_granted and size < queue.in_time and around.rate_rps > 0:
+        if around is not None and around.is_granted and around.rate_rps > 0 and size < queue.in_time:
             size = self._thin(queue, profile, earliest_s, size, around)
         if not size:
             return None
         head = queue.head
         if head is None:
             return Candidate(size, earliest_s, math.inf)
-        takes_s = profile.latency_s(size)
+        takes_s = profile.alpha_s * size + profile.beta_s
         latest_s = head.deadline_s - takes_s
         frontrun_s = latest_s - profile.alpha_s
         if frontrun_s <= earliest_s or size == profile.most:
             return Candidate(size, earliest_s, latest_s)
         if around is None:
             return Candidate(size, frontrun_s, latest_s)
-        relaxed_s = frontrun_s - self._no_longer_s(size, takes_s, profile, around)
-        if relaxed_s <= earliest_s:
-            return Candidate(size, earliest_s, latest_s)
+        is_bursty, is_overloaded, alternates, staggered_left, replicas, others = around.derived(self._pace)
+        relaxed_s = frontrun_s
+        if not is_overloaded or size >= around.staggered:
+            relaxed_s -= self._no_longer_s(size, takes_s, profile, around)
+            if relaxed_s <= earliest_s:
+                return Candidate(size, earliest_s, latest_s)
         start_s = earliest_s
-        share = around.share()
-        is_bursty = around.is_bursty(BURSTY_SCV)
-        if around.batches and self._alternates(around, is_bursty):
+        # Until the rate is known, they may be staggered.
+        if around.batches and (alternates or around.rate_rps <= 0):
             service_s = around.service.latency_s(size)
-            allowed_s = _staggered_left(share) * service_s
+            allowed_s = staggered_left * service_s
             # Of what is left when it gets there, every batch under way does a second a second.
-            left_s = around.residual_s(earliest_s + takes_s - service_s)
+            left_s = around.ends_s - around.batches * (earliest_s + takes_s - service_s)
             if left_s > allowed_s:
                 start_s += (left_s - allowed_s) / around.batches
-        start_s = min(start_s, relaxed_s, latest_s - _spare_s(takes_s, share, around.replicas))
-        if start_s < earliest_s:
-            start_s = earliest_s
+        # Shared replicas are free some time later.
+        ready_s = latest_s - SPARE_BATCHES * takes_s / replicas * others if others else latest_s
+        start_s = max(earliest_s, min(start_s, relaxed_s, ready_s))
         return Candidate(size, start_s, latest_s, -math.inf if is_bursty else relaxed_s)
 
-    def _alternates(self, around: Surroundings, is_bursty: bool) -> bool:
-        """Whether a model has so many replicas that its batches can be staggered; until it is known, yes."""
-        if around.rate_rps <= 0:
-            return True
-        return around.typical_share() > (ALTERNATING_REPLICAS_BURSTY if is_bursty else ALTERNATING_REPLICAS)
+    def _pace(self, around: Surroundings) -> Pace:
+        share, replicas = around.share(), around.replicas
+        is_bursty = around.is_bursty(BURSTY_SCV)
+        alternating = ALTERNATING_REPLICAS_BURSTY if is_bursty else ALTERNATING_REPLICAS
+        return Pace(
+            is_bursty=is_bursty,
+            is_overloaded=around.utilisation() > 1 and self._helps(around.staggered, around.service),
+            alternates=around.typical_share() > alternating,
+            staggered_left=_staggered_left(share),
+            replicas=replicas,
+            others=1 - share / replicas if 0 < share < replicas else 0.0,
+        )
+
+    def _helps(self, batch: int, profile: LatencyProfile) -> bool:
+        """Whether a request is worth_ratio cheaper in it than alone."""
+        return profile.latency_s(1) * batch > profile.latency_s(batch) * (1 + self.worth_ratio)
 
     def _thin(
         self, queue: RequestQueue, profile: LatencyProfile, at_s: float, size: int, around: Surroundings
     ) -> int:
         """Gives up the heads that are in the way; the size of the batch then."""
         wanted = target_batch(around)
-        if profile.latency_s(1) * wanted <= profile.latency_s(wanted) * (1 + self.worth_ratio):
+        if not self._helps(wanted, profile):
             return size
         heads = heads_to_give_up(queue, profile, at_s, size, wanted)
         if heads is None:
@@ -133,16 +171,6 @@ class Deferred:
         if worth_s <= 0 or profile.beta_s >= worth_s * around.staggered:
             return math.inf
         return (profile.beta_s / worth_s - size) / around.rate_rps
-
-
-def _spare_s(takes_s: float, share: float, replicas: int) -> float:
-    """How much earlier than at the latest a batch is ready: shared replicas are free some time later.
-
-    Nothing before loads are known, and for a model that has its replicas to itself.
-    """
-    if share <= 0 or share >= replicas:
-        return 0.0
-    return SPARE_BATCHES * takes_s / replicas * (1 - share / replicas)
 
 
 def _staggered_left(share: float) -> float:

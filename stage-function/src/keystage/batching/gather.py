@@ -25,9 +25,12 @@ def fill(queue: RequestQueue, profile: LatencyProfile, at_s: float) -> int:
         Size of the largest batch that meets its first deadline, 0 when nothing waits.
     """
     while (head := queue.head) is not None:
-        fits = profile.largest_batch(head.deadline_s - at_s)
+        waiting, within_s = len(queue), head.deadline_s - at_s
+        if 1 < waiting <= profile.most and profile.alpha_s * waiting + profile.beta_s <= within_s:
+            return waiting
+        fits = profile.largest_batch(within_s)
         if fits:
-            return min(fits, len(queue))
+            return min(waiting, fits)
         queue.give_up(1)
     return demoted_batch(queue, profile)
 

@@ -25,9 +25,13 @@ class ModelSide:
         around: what the policy may know beyond it.
         profile: l(b), seconds of a batch on a replica.
         candidate: the next batch as of the last `update`, in times of sending.
+        alone_s: from the scheduler's word to the end of a request alone: less before its deadline, and it
+            cannot be in time any more.
     """
 
-    __slots__ = ("_delays", "_policy", "_rate", "_sent", "_slo_s", "around", "candidate", "profile", "queue")
+    __slots__ = (
+        "_delays", "_policy", "_rate", "_sent", "_slo_s", "alone_s", "around", "candidate", "profile", "queue"
+    )  # fmt: skip
 
     def __init__(self, profile: LatencyProfile, policy: BatchPolicy, delays: Delays) -> None:
         self._policy = policy
@@ -41,11 +45,13 @@ class ModelSide:
 
     def set_profile(self, profile: LatencyProfile) -> None:
         """The profile is another from now on; `update` is the caller's next step."""
-        self.profile = self.around.service = profile
+        self.profile = profile
+        self.around.set_service(profile)
         delays = self._delays
         self._sent = LatencyProfile(
             profile.alpha_s + delays.data_s, profile.beta_s + delays.control_s, profile.most
         )
+        self.alone_s = self._sent.latency_s(1)
 
     def set_delays(self, delays: Delays) -> None:
         """The delays are others from now on; `update` is the caller's next step."""
@@ -73,13 +79,8 @@ class ModelSide:
             is_granted: a replica is offered.
         """
         self.around.is_granted = is_granted
-        self.candidate = self._policy.candidate(self.queue, self._sent, now_s, earliest_s)
-        return self.candidate
-
-    def hopeless_s(self) -> float | None:
-        """From when on the first request cannot be in time any more, not even alone; None without one."""
-        head = self.queue.head
-        return None if head is None else head.deadline_s - self._sent.latency_s(1)
+        self.candidate = candidate = self._policy.candidate(self.queue, self._sent, now_s, earliest_s)
+        return candidate
 
     def release(self, size: int, now_s: float, free_s: float) -> tuple[list[Request], float]:
         """Takes the next batch out of the queue, for a replica that is free at `free_s`.

@@ -29,16 +29,20 @@ class RequestQueue:
 
     Attributes:
         around: what a policy may know beyond the queue; None where nobody keeps it.
+        head: the request of the earliest deadline that counts; to be read only.
+        has_given_up: whether `take_given_up` would return any.
     """
 
-    __slots__ = ("_demoted", "_first", "_given_up", "_items", "around")
+    __slots__ = ("_demoted", "_first", "_given_up", "_items", "around", "has_given_up", "head")
 
     def __init__(self, around: Surroundings | None = None) -> None:
         self.around = around
+        self.head: Request | None = None
         self._items: list[Request] = []
         self._first = 0
         self._demoted: collections.deque[Request] = collections.deque()
         self._given_up: list[Request] = []
+        self.has_given_up = False
 
     def __len__(self) -> int:
         return len(self._items) - self._first + len(self._demoted)
@@ -52,11 +56,6 @@ class RequestQueue:
     def demoted(self) -> int:
         """Requests whose deadlines do not count any more."""
         return len(self._demoted)
-
-    @property
-    def head(self) -> Request | None:
-        """The request of the earliest deadline that counts."""
-        return self._items[self._first] if self._first < len(self._items) else None
 
     @property
     def first_demoted(self) -> Request | None:
@@ -80,10 +79,14 @@ class RequestQueue:
     def push(self, request: Request) -> None:
         """Puts a request at its place by deadline."""
         items = self._items
-        if self._first >= len(items) or request.deadline_s >= items[-1].deadline_s:
+        if self.head is None:
+            items.append(request)
+            self.head = request
+        elif request.deadline_s >= items[-1].deadline_s:
             items.append(request)
         else:
             bisect.insort_right(items, request, lo=self._first, key=_deadline_s)
+            self.head = items[self._first]
 
     def demote(self, request: Request) -> None:
         """Puts a request behind all others."""
@@ -99,12 +102,12 @@ class RequestQueue:
     def give_up(self, count: int) -> None:
         """Sets so many from the front apart, for `take_given_up`; demoted ones are never given up."""
         self._given_up += self._cut(min(count, self.in_time))
+        self.has_given_up = bool(self._given_up)
 
     def take_given_up(self) -> list[Request]:
         """What was given up since the last call; forgets it."""
-        if not self._given_up:
-            return self._given_up
         given_up, self._given_up = self._given_up, []
+        self.has_given_up = False
         return given_up
 
     def remove(self, request: Request) -> bool:
@@ -114,6 +117,7 @@ class RequestQueue:
         while place < len(items) and items[place].deadline_s == request.deadline_s:
             if items[place] is request:
                 del items[place]
+                self._set_head()
                 return True
             place += 1
         for place, demoted in enumerate(self._demoted):
@@ -133,4 +137,8 @@ class RequestQueue:
             del items[:first]
             first = 0
         self._first = first
+        self._set_head()
         return taken
+
+    def _set_head(self) -> None:
+        self.head = self._items[self._first] if self._first < len(self._items) else None

@@ -81,9 +81,9 @@ class RankSide:
                 self._groups_of[model].append(group)
                 self._arounds[model].join(group.pool)
                 if self._is_waiting[model]:
-                    self._wait_in(group, model)
+                    self._wait(model, [group])
         self._replicas[replica] = Replica(group)
-        group.pool.replicas += 1
+        group.pool.resize(1)
         group.free.add(replica)
         group.free.put(replica, IDLE_S)
         self._offer(group)
@@ -95,7 +95,7 @@ class RankSide:
             return
         group = known.group
         group.free.discard(replica)
-        group.pool.replicas -= 1
+        group.pool.resize(-1)
         group.pool.ends_s.pop(replica, None)
         for model, end_s, _ in known.running:
             self._count(model, -1, -end_s)
@@ -185,8 +185,8 @@ class RankSide:
             heapq.heappush(self._model_timers, (candidate.start_s, model, version))
         elif before is None or before.latest_s != candidate.latest_s or before.size != candidate.size:
             self._versions[model] = version = self._versions[model] + 1
-            self._wait(model)
-            if before is not None and max(before.relaxed_s, candidate.relaxed_s) > -math.inf:
+            self._wait(model, self._groups_of[model])
+            if before is not None and (candidate.relaxed_s > -math.inf or before.relaxed_s > -math.inf):
                 heapq.heappush(self._model_timers, (candidate.relaxed_s, model, version))
 
     def sent(self, model: int) -> None:
@@ -268,19 +268,17 @@ class RankSide:
 
     def _begin_waiting(self, model: int, candidate: Candidate, now_s: float) -> None:
         self._is_waiting[model] = True
-        self._wait(model)
+        self._wait(model, self._groups_of[model])
         if candidate.relaxed_s > now_s:
             heapq.heappush(self._model_timers, (candidate.relaxed_s, model, self._versions[model]))
 
-    def _wait(self, model: int) -> None:
-        for group in self._groups_of[model]:
-            self._wait_in(group, model)
-
-    def _wait_in(self, group: Group, model: int) -> None:
+    def _wait(self, model: int, groups: Sequence[Group]) -> None:
         candidate = self._candidates[model]
         assert candidate is not None
-        group.wait(model, candidate.latest_s, candidate.size, self._versions)
-        self._wake(group)
+        for group in groups:
+            group.wait(model, candidate.latest_s, candidate.size, self._versions)
+            if self._ahead.is_on:
+                self._wake(group)
 
     def _wake(self, group: Group, after_s: float = -math.inf) -> None:
         """With delays, who waits wakes up when a batch can be sent ahead."""

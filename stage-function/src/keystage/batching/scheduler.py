@@ -113,7 +113,7 @@ class CentralScheduler:
         """As `Scheduler.next_timer_s`."""
         next_s = self._rank.next_timer_s()
         timers = self._drop_timers
-        return min(next_s, timers[0][0]) if timers else next_s
+        return timers[0][0] if timers and timers[0][0] < next_s else next_s
 
     def on_timer(self, now_s: float) -> None:
         """As `Scheduler.on_timer`."""
@@ -130,19 +130,24 @@ class CentralScheduler:
             candidate = side.update(now_s, now_s)
         else:
             candidate = side.update(now_s, granted_s, is_granted=True)
-        given_up = side.queue.take_given_up()
-        if given_up:
-            self._orders.append(Drop(model, given_up))
+        queue = side.queue
+        if queue.has_given_up:
+            self._orders.append(Drop(model, queue.take_given_up()))
         self._rank.inform(model, candidate, now_s)
-        hopeless_s = side.hopeless_s()
-        if hopeless_s is not None and hopeless_s + DROP_AFTER_S < self._drop_s[model]:
-            self._drop_s[model] = hopeless_s + DROP_AFTER_S
-            timers = self._drop_timers
-            if len(timers) > 2 * len(self._sides) + SLACK_TIMERS:
-                # Those of requests that can wait for ever are never due.
-                timers[:] = [timer for timer in timers if timer[0] == self._drop_s[timer[1]]]
-                heapq.heapify(timers)
-            heapq.heappush(timers, (hopeless_s + DROP_AFTER_S, model))
+        head = queue.head
+        if head is not None:
+            drop_s = head.deadline_s - side.alone_s + DROP_AFTER_S
+            if drop_s < self._drop_s[model]:
+                self._set_drop_timer(model, drop_s)
+
+    def _set_drop_timer(self, model: int, drop_s: float) -> None:
+        self._drop_s[model] = drop_s
+        timers = self._drop_timers
+        if len(timers) > 2 * len(self._sides) + SLACK_TIMERS:
+            # Those of requests that can wait for ever are never due.
+            timers[:] = [timer for timer in timers if timer[0] == self._drop_s[timer[1]]]
+            heapq.heapify(timers)
+        heapq.heappush(timers, (drop_s, model))
 
     def _settle(self, now_s: float) -> None:
         timers = self._drop_timers

@@ -8,7 +8,8 @@ with it if all its batches were of the staggered size. Replicas with equal sets 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 from keystage.batching.profile import LatencyProfile
 
@@ -31,12 +32,14 @@ class Pool:
         load: of all its models, in replicas.
         squares: sum of their squares.
         bursts: sum of load x scv.
+        changes: how often replicas came or went, or a load changed.
     """
 
-    __slots__ = ("bursts", "ends_s", "load", "replicas", "squares")
+    __slots__ = ("bursts", "changes", "ends_s", "load", "replicas", "squares")
 
     def __init__(self) -> None:
         self.replicas = 0
+        self.changes = 0
         self.ends_s: dict[int, float] = {}
         self.load = self.squares = self.bursts = 0.0
 
@@ -50,8 +53,14 @@ class Pool:
         """Burstiness of its models' arrivals, the mean over the load; 1 when nothing is known."""
         return self.bursts / self.load if self.load > 0 else 1.0
 
+    def resize(self, by: int) -> None:
+        """So many more replicas are there, or fewer."""
+        self.replicas += by
+        self.changes += 1
+
     def add(self, load: float, scv: float, sign: int = 1) -> None:
         """A model loads it from now on, or with a sign of -1 no more."""
+        self.changes += 1
         self.load = max(0.0, self.load + sign * load)
         self.squares = max(0.0, self.squares + sign * load * load)
         self.bursts = max(0.0, self.bursts + sign * load * scv)
@@ -81,6 +90,8 @@ class Surroundings:
     """
 
     __slots__ = (
+        "_derived",
+        "_derived_at",
         "_load",
         "_pools",
         "batches",
@@ -102,6 +113,8 @@ class Surroundings:
         self.is_granted = False
         self._load = 0.0
         self._pools: list[Pool] = []
+        self._derived: Any = None
+        self._derived_at = -1
 
     @property
     def replicas(self) -> int:
@@ -119,9 +132,27 @@ class Surroundings:
         """By one less."""
         self._put(self._load, self.scv, [other for other in self._pools if other is not pool])
 
+    def set_service(self, service: LatencyProfile) -> None:
+        """A replica serves it in other times from now on."""
+        self.service = service
+        self._derived_at = -1
+
     def set_load(self, load: float, scv: float) -> None:
         """The model would keep so many replicas busy, and its arrivals are so bursty."""
         self._put(load, scv, self._pools)
+
+    def derived(self, find: Callable[[Surroundings], Any]) -> Any:
+        """What a policy makes of replicas and loads, made anew only when they have changed.
+
+        Args:
+            find: makes it; always the same function.
+        """
+        changes = 0
+        for pool in self._pools:
+            changes += pool.changes
+        if changes != self._derived_at:
+            self._derived, self._derived_at = find(self), changes
+        return self._derived
 
     def typical_share(self) -> float:
         """Replicas that are a model's part where this one is served."""
@@ -154,10 +185,6 @@ class Surroundings:
             load += pool.load
         return load / replicas if replicas else 0.0
 
-    def residual_s(self, now_s: float) -> float:
-        """Seconds of work left in the model's batches under way, all together."""
-        return max(0.0, self.ends_s - self.batches * now_s)
-
     def ends_if_alone(self, most: int) -> Collection[float] | None:
         """When its busy replicas end; None when others load them, or there are more than so many."""
         if len(self._pools) != 1:
@@ -171,5 +198,6 @@ class Surroundings:
         for pool in self._pools:
             pool.add(self._load / len(self._pools), self.scv, -1)
         self._load, self.scv, self._pools = load, scv, pools
+        self._derived_at = -1
         for pool in pools:
             pool.add(load / len(pools), scv)

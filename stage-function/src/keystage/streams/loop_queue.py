@@ -39,6 +39,7 @@ class LoopQueue(RequestQueue):
         for place in range(self._first, len(self._items)):
             if self._items[place] is request:
                 del self._items[place]
+                self._set_head()
                 return True
         return super().remove(request)
 
@@ -49,6 +50,7 @@ class LoopQueue(RequestQueue):
 
     def _insert(self, request: Request) -> None:
         bisect.insort_right(self._items, request, lo=self._first, key=self._order)
+        self._set_head()
 
     def _order(self, request: Request) -> tuple[bool, float]:
         return request.number not in self._begun, request.deadline_s
