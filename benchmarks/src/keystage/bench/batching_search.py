@@ -20,9 +20,6 @@ from keystage.bench.batching_arrivals import Arrivals, arrivals, gamma
 from keystage.bench.batching_cluster import RunLength, goodput
 from keystage.bench.batching_models import Model, capacity_rps
 
-PROCESSES = 2
-"""More would not help on the machine that these runs are meant for."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Search:
@@ -116,9 +113,9 @@ def _arrivals(models: int, shape: float, rate_rps: float, seconds: float, seed: 
 
 
 def search_all(wanted: Iterable[Search]) -> Iterator[Goodput]:
-    """All of them in order, `PROCESSES` at a time."""
+    """All of them in order, as many at a time as there are cores."""
     searches = list(wanted)
-    processes = min(PROCESSES, os.cpu_count() or 1, len(searches))
+    processes = min(os.cpu_count() or 1, len(searches))
     if processes < 2:
         yield from map(search, searches)
         return
