@@ -95,21 +95,21 @@ def test_gamma_arrivals_show_their_burstiness() -> None:
 
 def test_parts_of_the_replicas_go_by_load() -> None:
     pool, other, a, b = Pool(), Pool(), Surroundings(RESNET), Surroundings(RESNET)
-    assert a.utilisation() == 0.0
+    assert a.parts().utilisation == 0.0
     pool.resize(8)
     other.resize(2)
     a.join(pool)
     b.join(pool)
-    assert (a.share(), a.utilisation()) == (0.0, 0.0)
+    assert (a.parts().share, a.parts().utilisation) == (0.0, 0.0)
     a.set_load(3.0, 1.0)
     b.set_load(1.0, 5.0)
     assert (pool.typical_share, pool.scv) == (8 * 10 / 16, 2.0)
-    assert (a.share(), b.share()) == (6.0, 2.0)
-    assert a.utilisation() == 0.5
+    assert (a.parts().share, b.parts().share) == (6.0, 2.0)
+    assert a.parts().utilisation == 0.5
     assert a.ends_if_alone(64) is None
     b.join(other)
     assert (pool.load, other.load) == (3.5, 0.5)
-    assert b.share() == pytest.approx(8 * 0.5 / 3.5 + 2)
+    assert b.parts().share == pytest.approx(8 * 0.5 / 3.5 + 2)
     assert b.replicas == 10
     b.leave(pool)
     assert (pool.load, other.load) == (3.0, 1.0)
@@ -185,7 +185,7 @@ def test_bursty_arrivals_need_two_replicas_to_alternate() -> None:
         made.set_load(1.0, scv)
         other.join(made._pools[0])
         other.set_load(1.0, scv)
-        assert made.share() == made.typical_share() == 1.5
+        assert made.parts().share == made.parts().typical_share == 1.5
         found = Deferred().candidate(waiting(made, 3, 0.002, 0.0002), RESNET, 0.0, 0.0)
         assert found is not None
         assert (found.start_s > 0) == is_deferred
@@ -217,7 +217,7 @@ def test_above_capacity_little_to_gain_is_no_reason_to_start_unless_batches_help
         assert found.size == 12
         assert (found.start_s > 0) == is_overloaded
     made = around(8, 2_000, BERT, 3)
-    assert made.utilisation() > 1
+    assert made.parts().utilisation > 1
     made.batches, made.ends_s = 7, 7 * 0.02
     queue = RequestQueue(made)
     queue.push(Request(0, 0, 0.0, 0.056))
@@ -228,12 +228,12 @@ def test_above_capacity_little_to_gain_is_no_reason_to_start_unless_batches_help
 
 def test_what_follows_from_loads_is_found_anew_when_they_change() -> None:
     made = around(8, 5_000)
-    assert made.derived(Surroundings.utilisation) == made.utilisation() < 1
+    assert made.derived(Surroundings.parts).utilisation == made.parts().utilisation < 1
     made.set_load(9.0, 1.0)
-    assert made.derived(Surroundings.utilisation) == 9 / 8
+    assert made.derived(Surroundings.parts).utilisation == 9 / 8
     made._pools[0].resize(1)
-    assert made.derived(Surroundings.utilisation) == 1.0
-    assert made.derived(lambda _: pytest.fail("nothing has changed")) == 1.0
+    assert made.derived(Surroundings.parts).utilisation == 1.0
+    assert made.derived(lambda _: pytest.fail("nothing has changed")).utilisation == 1.0
     made.set_service(BERT)
     assert made.derived(lambda _: "anew") == "anew"
 
@@ -310,6 +310,6 @@ def test_delays_shorten_batches_but_load_no_replica() -> None:
             side.arrive(Request(number, 0, 0.001 * number, 0.001 * number + SLO_S), 0.001 * number)
         batch = side.around.staggered
         staggered.append(batch)
-        loads.append(side.around.utilisation() * 8 / (1000 * RESNET.latency_s(batch) / batch))
+        loads.append(side.around.parts().utilisation * 8 / (1000 * RESNET.latency_s(batch) / batch))
     assert staggered == [16, 12]
     assert loads == pytest.approx([1.0, 1.0])

@@ -131,16 +131,15 @@ class Deferred:
         return Candidate(size, start_s, latest_s, -math.inf if is_bursty else relaxed_s)
 
     def _pace(self, around: Surroundings) -> Pace:
-        share, replicas = around.share(), around.replicas
-        is_bursty = around.is_bursty(BURSTY_SCV)
-        alternating = ALTERNATING_REPLICAS_BURSTY if is_bursty else ALTERNATING_REPLICAS
+        replicas, share, typical_share, scv, utilisation = around.parts()
+        is_bursty = scv > BURSTY_SCV
         return Pace(
-            is_bursty=is_bursty,
-            is_overloaded=around.utilisation() > 1 and self._helps(around.staggered, around.service),
-            alternates=around.typical_share() > alternating,
-            staggered_left=_staggered_left(share),
-            replicas=replicas,
-            others=1 - share / replicas if 0 < share < replicas else 0.0,
+            is_bursty,
+            utilisation > 1 and self._helps(around.staggered, around.service),
+            typical_share > (ALTERNATING_REPLICAS_BURSTY if is_bursty else ALTERNATING_REPLICAS),
+            _staggered_left(share),
+            replicas,
+            1 - share / replicas if 0 < share < replicas else 0.0,
         )
 
     def _helps(self, batch: int, profile: LatencyProfile) -> bool:
@@ -182,7 +181,7 @@ def _staggered_left(share: float) -> float:
 def target_batch(around: Surroundings) -> int:
     """The batch at which the replicas keep up with the arrivals, at least 1, at most the staggered one."""
     staggered, profile = around.staggered, around.service
-    rate = around.utilisation() * staggered / profile.latency_s(staggered)
+    rate = around.parts().utilisation * staggered / profile.latency_s(staggered)
     spare = 1 - rate * profile.alpha_s
     if spare <= 0 or rate * profile.beta_s >= staggered * spare:
         return staggered

@@ -61,12 +61,12 @@ class Group:
 
     def most_urgent(self, versions: Sequence[int]) -> int | None:
         """The waiting model whose latest moment is the closest, None when none waits."""
-        waiting = self._waiting
+        waiting, pop = self._waiting, heapq.heappop
         while waiting:
             _, model, version = waiting[0]
             if version == versions[model]:
                 return model
-            heapq.heappop(waiting)
+            pop(waiting)
         self.largest = 0
         return None
 

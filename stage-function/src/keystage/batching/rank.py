@@ -243,7 +243,7 @@ class RankSide:
     def _first_free(self, model: int, candidate: Candidate, now_s: float) -> Grant | None:
         if candidate.relaxed_s > now_s and self._has_plenty(model):
             return None
-        by_s = now_s + self._ahead.delays.of(candidate.size)
+        by_s = now_s + self._ahead.delays.of(candidate.size) if self._ahead.is_on else now_s
         best: int | None = None
         free_s = IDLE_S
         for group in self._groups_of[model]:
@@ -253,7 +253,11 @@ class RankSide:
         return None if best is None else Grant(model, best, free_s)
 
     def _has_plenty(self, model: int) -> bool:
-        return any(group.pool.is_plentiful for group in self._groups_of[model])
+        # Written out: it is asked at every event of a model, which mostly has one group.
+        for group in self._groups_of[model]:  # noqa: SIM110
+            if group.pool.is_plentiful:
+                return True
+        return False
 
     def _most_urgent(self, group: Group, now_s: float) -> Grant | None:
         model = group.most_urgent(self._versions)

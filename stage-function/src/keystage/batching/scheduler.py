@@ -163,12 +163,12 @@ class CentralScheduler:
     def _carry_out(self, grant: Grant, now_s: float) -> None:
         model, replica, free_s = grant
         side = self._sides[model]
-        candidate = side.candidate
-        assert candidate is not None
-        earliest_s = max(now_s, free_s - self._delays.of(candidate.size))
         if replica is None:
             self._update(model, now_s)
             return
+        candidate = side.candidate
+        assert candidate is not None
+        earliest_s = max(now_s, free_s - self._delays.of(candidate.size))
         self._update(model, now_s, earliest_s)
         candidate = side.candidate
         if candidate is None or candidate.start_s > earliest_s:

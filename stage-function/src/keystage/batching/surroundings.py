@@ -9,7 +9,7 @@ with it if all its batches were of the staggered size. Replicas with equal sets 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from keystage.batching.profile import LatencyProfile
 
@@ -23,6 +23,24 @@ _ALONE_RATIO = 0.02
 """Other models may have this much of a model's own load for it to have its replicas to itself."""
 
 
+class Parts(NamedTuple):
+    """How a model stands to the replicas that serve it, and to the others there.
+
+    Attributes:
+        replicas: that serve it.
+        share: those of them that are its part, by loads.
+        typical_share: those that are a model's part there, the mean over the load.
+        scv: burstiness of all arrivals there, the mean over the load; 1 when nothing is known.
+        utilisation: load over replicas; above 1 not even staggered batches keep up.
+    """
+
+    replicas: int
+    share: float
+    typical_share: float
+    scv: float
+    utilisation: float
+
+
 class Pool:
     """Replicas that serve the same models.
 
@@ -32,38 +50,37 @@ class Pool:
         load: of all its models, in replicas.
         squares: sum of their squares.
         bursts: sum of load x scv.
+        typical_share: as in `Parts`, 0 when nothing is known.
+        scv: as in `Parts`.
         changes: how often replicas came or went, or a load changed.
     """
 
-    __slots__ = ("bursts", "changes", "ends_s", "load", "replicas", "squares")
+    __slots__ = ("bursts", "changes", "ends_s", "load", "replicas", "scv", "squares", "typical_share")
 
     def __init__(self) -> None:
         self.replicas = 0
         self.changes = 0
         self.ends_s: dict[int, float] = {}
-        self.load = self.squares = self.bursts = 0.0
-
-    @property
-    def typical_share(self) -> float:
-        """Replicas that are a model's part, the mean over the load; 0 when nothing is known."""
-        return self.replicas * self.squares / self.load**2 if self.load > 0 else 0.0
-
-    @property
-    def scv(self) -> float:
-        """Burstiness of its models' arrivals, the mean over the load; 1 when nothing is known."""
-        return self.bursts / self.load if self.load > 0 else 1.0
+        self.load = self.squares = self.bursts = self.typical_share = 0.0
+        self.scv = 1.0
 
     def resize(self, by: int) -> None:
         """So many more replicas are there, or fewer."""
         self.replicas += by
-        self.changes += 1
+        self._set_means()
 
     def add(self, load: float, scv: float, sign: int = 1) -> None:
         """A model loads it from now on, or with a sign of -1 no more."""
-        self.changes += 1
         self.load = max(0.0, self.load + sign * load)
         self.squares = max(0.0, self.squares + sign * load * load)
         self.bursts = max(0.0, self.bursts + sign * load * scv)
+        self._set_means()
+
+    def _set_means(self) -> None:
+        is_loaded = self.load > 0
+        self.typical_share = self.replicas * self.squares / self.load**2 if is_loaded else 0.0
+        self.scv = self.bursts / self.load if is_loaded else 1.0
+        self.changes += 1
 
     @property
     def idle(self) -> int:
@@ -154,36 +171,21 @@ class Surroundings:
             self._derived, self._derived_at = find(self), changes
         return self._derived
 
-    def typical_share(self) -> float:
-        """Replicas that are a model's part where this one is served."""
-        share = 0.0
-        for pool in self._pools:
-            if pool.typical_share > share:
-                share = pool.typical_share
-        return share
-
-    def is_bursty(self, scv: float) -> bool:
-        """Whether arrivals there are burstier than this."""
-        for pool in self._pools:  # noqa: SIM110 (see the module)
-            if pool.scv > scv:
-                return True
-        return False
-
-    def share(self) -> float:
-        """The replicas that are this model's part of those that serve it, by loads."""
-        share = 0.0
-        for pool in self._pools:
-            if pool.load > 0:
-                share += pool.replicas * self._load / len(self._pools) / pool.load
-        return share
-
-    def utilisation(self) -> float:
-        """Load of its pools over their replicas; above 1 not even staggered batches keep up."""
-        replicas = load = 0.0
+    def parts(self) -> Parts:
+        """How it stands to its replicas."""
+        replicas, share, typical_share, scv, load = 0, 0.0, 0.0, 0.0, 0.0
         for pool in self._pools:
             replicas += pool.replicas
             load += pool.load
-        return load / replicas if replicas else 0.0
+            if pool.load > 0:
+                share += pool.replicas * self._load / len(self._pools) / pool.load
+            if pool.typical_share > typical_share:
+                typical_share = pool.typical_share
+            if pool.scv > scv:
+                scv = pool.scv
+        return Parts(
+            replicas, share, typical_share, scv if self._pools else 1.0, load / replicas if replicas else 0.0
+        )
 
     def ends_if_alone(self, most: int) -> Collection[float] | None:
         """When its busy replicas end; None when others load them, or there are more than so many."""
