@@ -9,7 +9,7 @@ with it if all its batches were of the staggered size. Replicas with equal sets 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from keystage.batching.profile import LatencyProfile
 
@@ -18,6 +18,8 @@ SCARCE = 2
 
 SMALL_POOL = 4
 """Replicas of a small pool, at most."""
+
+_Found = TypeVar("_Found")
 
 _ALONE_RATIO = 0.02
 """Other models may have this much of a model's own load for it to have its replicas to itself."""
@@ -158,7 +160,7 @@ class Surroundings:
         """The model would keep so many replicas busy, and its arrivals are so bursty."""
         self._put(load, scv, self._pools)
 
-    def derived(self, find: Callable[[Surroundings], Any]) -> Any:
+    def derived(self, find: Callable[[Surroundings], _Found]) -> _Found:
         """What a policy makes of replicas and loads, made anew only when they have changed.
 
         Args:
@@ -169,7 +171,8 @@ class Surroundings:
             changes += pool.changes
         if changes != self._derived_at:
             self._derived, self._derived_at = find(self), changes
-        return self._derived
+        found: _Found = self._derived
+        return found
 
     def parts(self) -> Parts:
         """How it stands to its replicas."""
