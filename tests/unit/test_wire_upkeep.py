@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -68,6 +69,51 @@ def test_what_was_freed_below_something_in_use_goes_back() -> None:
     assert upkeep.trims == 1
     assert kept_bytes - anonymous_bytes() > CHUNKS * CHUNK_BYTES / 2
     libc.free(ctypes.c_void_p(chunks[-1]))
+
+
+IN_A_THREAD = """
+import ctypes, sys
+from concurrent.futures import ThreadPoolExecutor
+from keystage.wire.upkeep import Upkeep, one_heap
+from unit.test_wire_upkeep import anonymous_bytes
+
+if sys.argv[1] == "one heap":
+    one_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+upkeep = Upkeep(trim_every_s=0.0)
+
+def answer(parts: int) -> None:
+    chunks = [libc.malloc(1000) for _ in range(parts)]
+    for chunk in chunks:
+        ctypes.memset(chunk, 1, 1000)
+    for chunk in chunks:
+        libc.free(ctypes.c_void_p(chunk))
+
+with ThreadPoolExecutor(1) as threads:
+    held = []
+    for parts in (10, 300):
+        threads.submit(answer, parts).result()
+        upkeep.now_and_then()
+        held.append(anonymous_bytes())
+print(held[1] - held[0])
+"""
+
+
+def test_what_a_thread_touched_once_goes_back_where_there_is_one_heap() -> None:
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("this libc has no malloc_trim")
+    kept_bytes = {
+        heaps: int(
+            subprocess.run(
+                [sys.executable, "-c", IN_A_THREAD, heaps],
+                cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True,
+            ).stdout
+        )
+        for heaps in ("one heap", "a heap each")
+    }  # fmt: skip
+    assert kept_bytes["a heap each"] > 120_000
+    assert kept_bytes["one heap"] < 60_000
 
 
 def test_a_name_that_was_looked_up_once_is_let_go() -> None:

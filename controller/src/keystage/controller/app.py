@@ -37,6 +37,7 @@ from keystage.openfaas.exchange import Wire
 from keystage.wire.endpoints import EndpointError, watch_lifeline
 from keystage.wire.errors import WireError
 from keystage.wire.metrics import Sample, expose
+from keystage.wire.upkeep import one_heap
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +172,7 @@ def replay_decisions(path: Path) -> int:
 
 def main() -> int:
     """Entry of the process."""
+    one_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         settings = ControllerSettings()

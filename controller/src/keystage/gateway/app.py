@@ -47,6 +47,7 @@ from keystage.wire.faults import faults_of
 from keystage.wire.garbage import collect_young
 from keystage.wire.metrics import Sample, Samples
 from keystage.wire.tracing import open_tracer
+from keystage.wire.upkeep import one_heap
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 120
@@ -240,6 +241,7 @@ def _ended_already(*_: object) -> None:
 
 def main() -> int:
     """Runs the gateway and returns the exit code."""
+    one_heap()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
     try:
         uvloop.run(serve(GatewaySettings()))  # type: ignore[call-arg]  # fields come from the environment

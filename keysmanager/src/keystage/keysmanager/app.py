@@ -36,6 +36,7 @@ from keystage.keysmanager.server import Server, SocketTaken
 from keystage.wire.bearer import Bearer
 from keystage.wire.descriptors import raise_descriptors
 from keystage.wire.endpoints import EndpointError, check_lifeline, listen
+from keystage.wire.upkeep import one_heap
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -50,6 +51,7 @@ FIRST_PROCESS = (
 
 def main() -> int:
     """Runs the daemon until it is told to end; returns the exit code."""
+    one_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = KeysManagerConfig()

@@ -29,6 +29,7 @@ from keystage.keysmanager.api import Hold, Refused, Spawned
 from keystage.keysmanager.channel import Channel, Told
 from keystage.keysmanager.fork_check import ForkError, check_forkable
 from keystage.models import cuda_support
+from keystage.wire.upkeep import one_heap
 
 log = logging.getLogger("keystage.keysmanager")
 
@@ -64,6 +65,7 @@ _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 
 def main(arguments: list[str]) -> int:
     """Runs the fork server; returns the exit code."""
+    one_heap()  # and of all that are forked from here
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if len(arguments) != 2 or not arguments[1].isdigit():
         print("usage: python -m keystage.keysmanager.forkserver FD", file=sys.stderr)  # noqa: T201

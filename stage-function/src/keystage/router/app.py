@@ -38,6 +38,7 @@ from keystage.wire.garbage import collect_young
 from keystage.wire.metrics import Sample, Samples
 from keystage.wire.opening import open_router
 from keystage.wire.tracing import Tracer, open_tracer
+from keystage.wire.upkeep import one_heap
 
 log = logging.getLogger("keystage.router")
 
@@ -146,6 +147,7 @@ def _shown(node: RouterNode, keyed: KeyedRequests, tracer: Tracer | None) -> lis
 
 def main() -> int:
     """Runs one router; returns the exit code."""
+    one_heap()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = RouterConfig()  # type: ignore[call-arg]  # filled from the environment

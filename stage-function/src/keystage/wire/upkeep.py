@@ -1,17 +1,19 @@
 """What a lasting process does now and then so that its memory stays as it is: garbage, names, free pages.
 
-Three things grow under a steady load although nothing more is in use. Objects in cycles that live through a
+Four things grow under a steady load although nothing more is in use. Objects in cycles that live through a
 collection are older then, and Python looks at older ones only once a quarter of all objects are new: hours,
 in a server that seldom makes lasting ones. What libraries below Python free stays in glibc's heaps, which
 grow into new pages all the same. And Python's cache of attributes (`type_cache` of CPython, 4,096 names)
 holds every name that C code made for one look-up, as each opening of a file as text does: a third of a
-megabyte in the first hours, scattered over as many pages. Together it is megabytes in an hour, which nobody
-can tell from a leak.
+megabyte in the first hours, scattered over as many pages. And a trim reaches the end of the first heap alone:
+of the heaps that glibc makes for other threads the end keeps every page that was touched once, by an answer
+larger than all before. Together it is megabytes in an hour, which nobody can tell from a leak.
 
 From a loop that turns anyway. Pages cost a tenth of a millisecond, and page faults of what is wanted again;
 all objects cost a millisecond for ten thousand of them, and are looked at so seldom that it is a thousandth
 of the time at most. Names go before pages, in ten microseconds; a name that is wanted again is looked up
-once. A libc without `malloc_trim` keeps its pages, a Python without `_clear_type_cache` its names.
+once. One heap for all threads (`one_heap`) is set before they begin. A libc without `malloc_trim` keeps its
+pages, a Python without `_clear_type_cache` its names.
 """
 
 from __future__ import annotations
@@ -25,6 +27,20 @@ TRIM_EVERY_S = 20.0
 COLLECT_EVERY_S = 60.0
 COLLECT_SHARE = 0.001
 """Of the time, at most, for looking at all objects."""
+
+_M_ARENA_MAX = -8
+"""`mallopt`'s number for the most heaps (glibc's malloc.h)."""
+
+
+def one_heap() -> None:
+    """Has all threads of this process, and of those forked from it, use one heap of the C library.
+
+    To be called before there are threads: heaps that are there stay. Where the C library is none of GNU's,
+    nothing happens. Threads that hold Python's lock by turns lose nothing by it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 class Upkeep:

@@ -30,6 +30,7 @@ from keystage.wire.events import EventLog
 from keystage.wire.faults import faults_of
 from keystage.wire.mailbox import Mailbox
 from keystage.wire.opening import node_identity, open_worker
+from keystage.wire.upkeep import one_heap
 from keystage.worker.config import WorkerConfig, parse_stages, wave_tokens_on
 from keystage.worker.engine import Engine
 from keystage.worker.executor import (
@@ -79,6 +80,7 @@ def main(supply: Supply | None = None, front: Front | None = None) -> int:
         supply: what is in memory already when the process was forked, None in a fresh one.
         front: answers HTTP already; None: the worker listens itself.
     """
+    one_heap()
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
