@@ -65,7 +65,7 @@ def test_runs_of_bursty_and_of_mixed_cells_are_longer() -> None:
 
 
 def test_a_cell_is_measured_and_measured_anew_when_it_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching_search, "PROCESSES", 1)
+    monkeypatch.setattr(batching_search.os, "cpu_count", lambda: 1)
     monkeypatch.setattr(batching_sweep, "CLOSE_RATIO", 10.0)
     cell = Cell("1080Ti", "BERT", 8, 1.0, 50, 1.0)
     once = batching_sweep.measure([cell], SweepEffort(500, 0.05, 0, 0))
