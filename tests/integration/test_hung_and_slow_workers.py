@@ -124,7 +124,7 @@ def test_a_slow_replica_rests_and_its_sessions_move(tmp_path: Path) -> None:
             while not pipeline.log("rests"):
                 assert time.monotonic() < end_s, "it never rested"
                 os.kill(victim.pid, signal.SIGSTOP)
-                await asyncio.sleep(0.08)
+                await asyncio.sleep(0.25)
                 os.kill(victim.pid, signal.SIGCONT)
                 await asyncio.sleep(0.01)
             [rests] = pipeline.log("rests")
