@@ -191,14 +191,19 @@ def test_bursty_arrivals_need_two_replicas_to_alternate() -> None:
         assert (found.start_s > 0) == is_deferred
 
 
-def test_where_batches_hardly_help_it_is_eager() -> None:
-    made = around(8, 500, BERT, 3)
+def assert_one_starts_at_once(made: Surroundings) -> None:
+    """Of a model that batches hardly help, while all other replicas have only just begun."""
     made.batches, made.ends_s = 7, 7 * 0.02
     queue = RequestQueue(made)
     queue.push(Request(0, 0, 0.0, 0.056))
     found = Deferred().candidate(queue, BERT, 0.0, 0.0)
     assert found is not None
     assert (found.start_s, found.relaxed_s) == (0.0, -math.inf)
+
+
+def test_where_batches_hardly_help_it_is_eager() -> None:
+    made = around(8, 500, BERT, 3)
+    assert_one_starts_at_once(made)
     # A staggered batch waits for no more, whatever the profile.
     made = around(8, 5000)
     made.batches, made.ends_s = 7, 1.0
@@ -218,12 +223,7 @@ def test_above_capacity_little_to_gain_is_no_reason_to_start_unless_batches_help
         assert (found.start_s > 0) == is_overloaded
     made = around(8, 2_000, BERT, 3)
     assert made.parts().utilisation > 1
-    made.batches, made.ends_s = 7, 7 * 0.02
-    queue = RequestQueue(made)
-    queue.push(Request(0, 0, 0.0, 0.056))
-    found = Deferred().candidate(queue, BERT, 0.0, 0.0)
-    assert found is not None
-    assert (found.start_s, found.relaxed_s) == (0.0, -math.inf)
+    assert_one_starts_at_once(made)
 
 
 def test_what_follows_from_loads_is_found_anew_when_they_change() -> None:

@@ -3,10 +3,10 @@
 Before it: nothing. After it: the frame, and in `benchmarks/results` a page and two pictures. Figure 2's
 set-up: ten ResNets with an objective of 100 ms on 24 GPUs (the ResNet50 of Table 2; the paper does not say
 which, and its axis of 0 to 30,000 requests/s fits this one), Poisson arrivals, emulated. The rate with at
-most 1 % bad is found once by binary search; then the load goes from 0 to twice that. The peak p is the
-highest goodput at any load: "otherwise the system exhibits a goodput lower than the peak goodput" (section
-2.2) would mean nothing of a rate that is exceeded. A flat top is: above p a bad rate of (o - p) / o, below p
-an idle fraction of (p - o) / p. The distances from the searched rate in p's place are told as well.
+most 1 % bad is found once by binary search; then the load goes from 0 to twice that. A flat top is (section
+3.5): above the peak goodput p a bad rate of (o - p) / o, below p an idle fraction of (p - o) / p. The paper
+has no rule for p; here it is the highest goodput at any load, since what serves more than p above it would
+count as far from the top as what serves less. The distances with the searched rate as p are told as well.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ def fill(queue: RequestQueue, profile: LatencyProfile, at_s: float) -> int:
     """
     while (head := queue.head) is not None:
         waiting, within_s = len(queue), head.deadline_s - at_s
+        # Mostly all fit, and nothing need be divided; how one is rounded is the word of `largest_batch`.
         if 1 < waiting <= profile.most and profile.alpha_s * waiting + profile.beta_s <= within_s:
             return waiting
         fits = profile.largest_batch(within_s)

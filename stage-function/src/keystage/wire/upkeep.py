@@ -35,8 +35,9 @@ _M_ARENA_MAX = -8
 def one_heap() -> None:
     """Has all threads of this process, and of those forked from it, use one heap of the C library.
 
-    To be called before there are threads: heaps that are there stay. Where the C library is none of GNU's,
-    nothing happens. Threads that hold Python's lock by turns lose nothing by it.
+    To be called before other threads allocate: after that nothing changes, nor where the C library is none of
+    GNU's. Threads wait for each other where two allocate at once; most is had from Python's own pools, from
+    what each thread keeps back (tcaches), or in whole mappings.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
