@@ -21,6 +21,9 @@ DROP_AFTER_S = 1e-6
 """A request is dropped this long after its last possible start: by then rounding cannot revive it."""
 
 
+LOOK_EVERY_S = 0.1
+"""Whether fewer requests come than before is asked for each model so often, at most."""
+
 SLACK_TIMERS = 64
 """Timers that may be void before all are cleaned out, beside two for each model."""
 
@@ -41,6 +44,7 @@ class CentralScheduler:
         self._sides = [ModelSide(profile, policy, delays) for profile, policy in sides]
         self._rank = RankSide([side.around for side in self._sides], delays)
         self._looked = 0
+        self._look_s = -math.inf
         self._drop_timers: list[tuple[float, int]] = []
         self._drop_s = [math.inf] * len(self._sides)
         self._orders: list[Order] = []
@@ -77,8 +81,10 @@ class CentralScheduler:
     def arrive(self, request: Request, now_s: float) -> None:
         """As `Scheduler.arrive`."""
         self._sides[request.model].arrive(request, now_s)
-        self._looked = looked = (self._looked + 1) % len(self._sides)
-        self._sides[looked].look(now_s)
+        if now_s >= self._look_s:
+            self._look_s = now_s + LOOK_EVERY_S / len(self._sides)
+            self._looked = looked = (self._looked + 1) % len(self._sides)
+            self._sides[looked].look(now_s)
         self._update(request.model, now_s)
         self._settle(now_s)
 

@@ -176,6 +176,11 @@ class Surroundings:
 
     def parts(self) -> Parts:
         """How it stands to its replicas."""
+        if len(self._pools) == 1:
+            (pool,) = self._pools
+            replicas, load = pool.replicas, pool.load
+            share = replicas * self._load / load if load > 0 else 0.0
+            return Parts(replicas, share, pool.typical_share, pool.scv, load / replicas if replicas else 0.0)
         replicas, share, typical_share, scv, load = 0, 0.0, 0.0, 0.0, 0.0
         for pool in self._pools:
             replicas += pool.replicas
