@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import http.client
+import math
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -127,7 +128,7 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def gateway(stall_s: float = WAIT_S) -> AsyncIterator[Rig]:
+async def gateway(stall_s: float = WAIT_S, age_s: float = math.inf) -> AsyncIterator[Rig]:
     echo = Echo()
     async with (
         Upstream(echo).run() as address,
@@ -140,7 +141,7 @@ async def gateway(stall_s: float = WAIT_S) -> AsyncIterator[Rig]:
         server = uvicorn.Server(
             uvicorn.Config(
                 Gateway(late_reader, http=[(b"/function/", proxy)], websocket=websocket),
-                http=client_protocol(stall_s, WAIT_S),
+                http=client_protocol(stall_s, WAIT_S, age_s=age_s),
                 ws="websockets-sansio",
                 timeout_graceful_shutdown=1,
                 timeout_keep_alive=1,
@@ -174,6 +175,35 @@ def test_a_head_that_does_not_come_ends_its_connection(sent: tuple[bytes, ...], 
             assert got.startswith(answer)
             assert (b" 408 " in got) == (sent != (b"",))
             assert not rig.server.server_state.connections
+
+    run(work())
+
+
+@pytest.mark.parametrize(("age_s", "is_old"), [(60.0, False), (0.0, True)])
+def test_an_old_connection_ends_with_its_next_answer(age_s: float, is_old: bool) -> None:
+    async def work() -> None:
+        async with gateway(age_s=age_s) as rig:
+            got = await rig.ask(GET)  # to the end: where it is not old, that of a connection at rest
+            assert got.startswith(b"HTTP/1.1 200 ")
+            assert (b"connection: close" in got) == is_old
+            assert got.partition(b"\r\n\r\n")[2] == rig.echo.seen[0]
+
+    run(work())
+
+
+def test_connections_of_an_age_do_not_all_end_together() -> None:
+    async def work() -> None:
+        async with gateway(age_s=60.0) as rig:
+            opened = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(50)]
+            async with asyncio.timeout(WAIT_S):
+                while len(rig.server.server_state.connections) < len(opened):
+                    await asyncio.sleep(0.01)
+            now_s = asyncio.get_running_loop().time()
+            left_s = sorted(each.old_s - now_s for each in rig.server.server_state.connections)
+            for _, writer in opened:
+                writer.close()
+        assert 54 - WAIT_S < left_s[0] < 58
+        assert 62 < left_s[-1] <= 66
 
     run(work())
 

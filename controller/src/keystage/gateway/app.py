@@ -185,7 +185,8 @@ async def serve(settings: GatewaySettings) -> None:
     # Each takes a connection to a replica as well.
     most = settings.most_connections or places(descriptors, each=2)
     spare = max(4, (descriptors - 2 * most) // 4)
-    protocol = client_protocol(upstream_s, crowd=client_crowd(most, min(spare, most)))
+    age_s = settings.connection_age_s or math.inf
+    protocol = client_protocol(upstream_s, crowd=client_crowd(most, min(spare, most)), age_s=age_s)
     server = LeavingServer(
         uvicorn.Config(
             app,

@@ -30,6 +30,7 @@ class GatewaySettings(ClusterSettings):
             the same number, see `gateway.timeouts`.
         max_body_bytes: largest request body passed on to a function.
         most_connections: of clients at once, 0: what the limit of descriptors allows, see `wire.crowd`.
+        connection_age_s: seconds after which a client's connection ends with its next answer, 0: never.
         redis: address of the Redis that keeps asynchronous calls; None: they are kept in memory.
         async_entries: asynchronous calls of one function that are held at once; beyond: 429.
         async_bytes: bytes of all of them; one function may hold as much as is free.
@@ -64,6 +65,7 @@ class GatewaySettings(ClusterSettings):
     timeout_s: float = Field(default=600.0, gt=0, le=MAX_S, allow_inf_nan=False)
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     most_connections: int = Field(default=0, ge=0)
+    connection_age_s: float = Field(default=60.0, ge=0, le=MAX_S, allow_inf_nan=False)
     redis: SecretStr | None = None
     async_entries: int = Field(default=10_000, gt=0)
     async_bytes: int = Field(default=256 << 20, gt=0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import random
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -27,6 +28,8 @@ requests under load); what is unreachable without a cycle is freed at once as ev
 
 HEAD_S = 60.0
 """Long for any head, short enough that connections which send none do not pile up."""
+AGE_SPREAD = 0.1
+"""Part of the age by which it differs at random: connections that came together do not all end together."""
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20
 _NO_HANDSHAKE = (
@@ -45,12 +48,17 @@ class ClientProtocol(CrowdedProtocol):
     Attributes:
         stall_s: seconds for which a full socket, or the next part of a request's body, is waited for.
         head_s: seconds that a request's head may take, and what is left of a request that is answered.
+        age_s: seconds after which an answer says that it is the connection's last. A client that takes its
+            connections in turn (aiohttp's does) would never let one go that a burst once needed, nor one on
+            Kubernetes ever come to a gateway that was added.
         linger_s: seconds for which a client that still sends is heard out, see `_linger`.
+        old_s: moment of the loop's clock from which on it is that old.
         leaving: whether each answer from now on is its connection's last; see `gateway.leaving`.
     """
 
     stall_s = math.inf
     head_s = HEAD_S
+    age_s = math.inf
     linger_s = LINGER_S
     leaving = False
 
@@ -61,6 +69,7 @@ class ClientProtocol(CrowdedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._heard_s = 0.0
+        self.old_s = math.inf
         self._head_from_s: float | None = None
         """Since when a head, or the rest of an answered request, is waited for; None: it is not."""
         self._in_message = False
@@ -96,6 +105,7 @@ class ClientProtocol(CrowdedProtocol):
         joined.lingers = self._linger
         super().connection_made(cast("asyncio.Transport", joined))
         self._heard_s = self._head_from_s = self.loop.time()
+        self.old_s = self._heard_s + self.age_s * random.uniform(1 - AGE_SPREAD, 1 + AGE_SPREAD)
         self._look_at(self._heard_s + self.head_s)
 
     def data_received(self, data: bytes) -> None:
@@ -120,7 +130,7 @@ class ClientProtocol(CrowdedProtocol):
         self._in_message = True
         self._is_excused = self.expect_100_continue
         super().on_headers_complete()
-        if self.leaving:
+        if self.leaving or self._heard_s >= self.old_s:
             self.end_after_answer()
 
     def end_after_answer(self) -> None:
@@ -289,7 +299,7 @@ def client_crowd(most: int, reserve: int) -> Crowd:
 
 
 def client_protocol(
-    stall_s: float, head_s: float = HEAD_S, crowd: Crowd | None = None
+    stall_s: float, head_s: float = HEAD_S, crowd: Crowd | None = None, age_s: float = math.inf
 ) -> type[ClientProtocol]:
     """The protocol with its bounds.
 
@@ -297,8 +307,9 @@ def client_protocol(
         stall_s: seconds for which a client may take nothing of its answer, or send nothing of a body.
         head_s: seconds that a request's head may take.
         crowd: how many there may be, None: as many as come.
+        age_s: seconds after which a connection ends with its next answer.
     """
-    bounds = {"stall_s": stall_s, "head_s": head_s, "crowd": crowd}
+    bounds = {"stall_s": stall_s, "head_s": head_s, "crowd": crowd, "age_s": age_s}
     return type("BoundedClientProtocol", (ClientProtocol,), bounds)
 
 

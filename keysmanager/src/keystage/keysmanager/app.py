@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -43,6 +44,9 @@ log = logging.getLogger("keystage.keysmanager")
 END_S = 5.0
 """From the wish to end until the process does, whatever hangs."""
 
+THREADS = 8
+"""For reads of /proc, opens, plans and copies; asyncio's own pool grows with the machine's cores, to 32."""
+
 FIRST_PROCESS = (
     "this daemon is process 1 of its namespace: the kernel ends every replica there when it ends, and nobody "
     "else reaps them; run it under an init (docker run --init, shareProcessNamespace)"
@@ -69,6 +73,7 @@ def main() -> int:
 
 
 async def _run(config: KeysManagerConfig, token: Bearer) -> int:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, "keysmanager"))
     check_lifeline(config.lifeline_fd)
     for folder in (config.keysmanager_state, config.keysmanager.parent):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
