@@ -109,6 +109,7 @@ def test_the_same_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(600)  # three hundred starts, each with a context of its own
 @pytest.mark.filterwarnings("default")
 def test_on_a_gpu_nothing_is_lost_but_what_is_ended(tmp_path: Path) -> None:
     oracle = DeviceOracle(tmp_path / "b", GPU_SHAPE)

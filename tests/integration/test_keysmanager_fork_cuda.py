@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from keystage.models.loading import load_stage
 
 pytestmark = pytest.mark.gpu
 IDS = [3, 14, 15, 92, 65]
+PATH = os.environ.get("PATH", os.defpath)
+"""Kernels that no cache holds yet are linked where a replica first wants them; it has what it is given."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def test_a_forked_stage_on_the_device_equals_a_fresh_one(forks: Forks, tmp_path:
     expected = model.forward(torch.tensor(IDS), [Row(1, 0, len(IDS))], [0])[0].cpu()
     channel, held = forks.hold(bundle, prepare="none")
     assert isinstance(held, Held)
-    replica = forks.spawn(channel, sharing="private" if sharing == "private" else "shared")
+    replica = forks.spawn(channel, sharing="private" if sharing == "private" else "shared", PATH=PATH)
     assert replica.ask("load", str(bundle), 0, "cuda:0", "float32") == "cuda:0"
     found = torch.tensor(replica.ask("logits", IDS)[0])
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -58,6 +61,6 @@ def test_a_forked_stage_on_the_device_equals_a_fresh_one(forks: Forks, tmp_path:
 def test_the_switch_keeps_parameters_on_the_host(forks: Forks, tmp_path: Path) -> None:
     bundle = random_bundle(tmp_path, hidden=256, width=640, vocab=997)
     channel, _ = forks.hold(bundle)
-    replica = forks.spawn(channel, KEYSTAGE_DEVICE_COPY="0")
+    replica = forks.spawn(channel, KEYSTAGE_DEVICE_COPY="0", PATH=PATH)
     assert replica.ask("load", str(bundle), 0, "cuda:0", "float32") == "cpu"
     assert len(list(mappings(replica.pid, "keystage-packed"))) > 0
