@@ -36,6 +36,23 @@ def test_a_packed_matrix_gives_the_same_bits_and_is_anonymous_no_longer() -> Non
     assert done.returncode == 0, done.stderr
 
 
+MOVES_AND_ENDS = """
+import torch
+from keystage.models.shared import SharedMemory
+memory = SharedMemory("end")
+tensors = [torch.ones(25_600 + 16 * i) for i in range(1500)]  # some begin with a page: the allocator writes there
+assert any(tensor.data_ptr() % 4096 == 0 for tensor in tensors)
+for tensor in tensors:
+    memory.move(tensor)
+memory.seal()
+"""
+
+
+def test_a_process_that_moved_tensors_ends_without_a_crash() -> None:
+    done = subprocess.run([sys.executable, "-c", MOVES_AND_ENDS], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
 def test_memory_that_is_left_is_unmapped() -> None:
     memory = SharedMemory("left")
     memory.move(torch.ones(MIB))

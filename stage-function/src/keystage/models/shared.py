@@ -6,8 +6,8 @@ written to one memfd, which is mapped over them, shared and read-only: the tenso
 its address, but is no anonymous memory any more, and children map the same pages. The file holds each tensor
 as a whole, so that a process which is no child can use it too (`Ready`).
 
-Memory moved so must never go back to the allocator, which would write into it: moved tensors are
-kept to the end of the process. This module must not know what the tensors mean.
+Memory moved so must never go back to the allocator, which would write into it: moved tensors outlive even
+the end of the interpreter, which clears modules. This module must not know what the tensors mean.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 
-_kept: list[torch.Tensor] = []
-
 
 class SharedMemoryError(Exception):
     """Memory that cannot be moved; names the size."""
@@ -93,7 +91,7 @@ class SharedMemory:
         if length < MIN_BYTES:
             self.moved.append((tensor, -1))
             return
-        _kept.append(tensor)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))  # nobody ever gives it back, see the module
         # As far from a page's border as in memory: the whole pages can then be mapped over.
         offset = self.nbytes + address % mmap.PAGESIZE
         self.write(bytes_of(tensor), offset)
