@@ -40,7 +40,7 @@ MOVES_AND_ENDS = """
 import torch
 from keystage.models.shared import SharedMemory
 memory = SharedMemory("end")
-tensors = [torch.ones(25_600 + 16 * i) for i in range(1500)]  # some begin with a page: the allocator writes there
+tensors = [torch.ones(25_600 + 16 * i) for i in range(1500)]  # some begin with a page
 assert any(tensor.data_ptr() % 4096 == 0 for tensor in tensors)
 for tensor in tensors:
     memory.move(tensor)
@@ -49,7 +49,9 @@ memory.seal()
 
 
 def test_a_process_that_moved_tensors_ends_without_a_crash() -> None:
-    done = subprocess.run([sys.executable, "-c", MOVES_AND_ENDS], capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", MOVES_AND_ENDS], capture_output=True, timeout=120, check=False
+    )
     assert done.returncode == 0, (done.returncode, done.stderr)
 
 

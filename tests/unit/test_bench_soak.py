@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keystage.bench import soak, soak_figures
+from keystage.bench import soak, soak_figures, soak_trend
 from keystage.bench.frame import BenchError
 from keystage.bench.paper_models import BERT
 from keystage.bench.soak_trend import BLOCKS, by_role, trend
@@ -74,14 +74,37 @@ def test_what_follows_the_load_is_no_trend_and_a_leak_beside_it_is() -> None:
     replicas = np.round(20 + AT_S / 50 + 2 * np.sin(AT_S / 30))
     follows = 100 + 3 * replicas + 0.1 * noise(5)
     assert trend(AT_S, follows, DURATION_S).rises_among(40)
-    found = trend(AT_S, follows, DURATION_S, load=replicas)
+    found = trend(AT_S, follows, DURATION_S, loads=[replicas])
     assert found.low < 0 < found.high
-    leaks = trend(AT_S, follows + AT_S / 20, DURATION_S, load=replicas)
+    leaks = trend(AT_S, follows + AT_S / 20, DURATION_S, loads=[replicas])
     assert leaks.low < 1 / 20 < leaks.high
     assert leaks.rises_among(40)
     same = np.full(len(AT_S), 26.0)
-    assert trend(AT_S, follows, DURATION_S, load=same) == trend(AT_S, follows, DURATION_S)
-    assert trend(AT_S, follows, DURATION_S, load=AT_S).verdict == "too short to tell"
+    assert trend(AT_S, follows, DURATION_S, loads=[same]) == trend(AT_S, follows, DURATION_S)
+    assert trend(AT_S, follows, DURATION_S, loads=[AT_S]).verdict == "too short to tell"
+
+
+def test_what_follows_the_greatest_load_so_far_is_no_trend_and_a_leak_beside_it_is() -> None:
+    """Memory of which a part stays after each burst that was greater than all before it."""
+    replicas = 20 + 3.0 * ((AT_S // 25) % 3) + AT_S // 100  # bursts, later ones are greater
+    so_far = np.maximum.accumulate(replicas)
+    stays = 100 + replicas + 2 * so_far + 0.1 * noise(6)
+    assert trend(AT_S, stays, DURATION_S, loads=[replicas]).rises_among(40)
+    found = trend(AT_S, stays, DURATION_S, loads=[replicas, so_far])
+    assert found.low < 0 < found.high
+    leaks = trend(AT_S, stays + AT_S / 20, DURATION_S, loads=[replicas, so_far])
+    assert leaks.low < 1 / 20 < leaks.high
+    assert leaks.rises_among(40)
+    twice = trend(AT_S, stays, DURATION_S, loads=[replicas, 2 * replicas + 1])
+    assert twice == trend(AT_S, stays, DURATION_S, loads=[replicas])
+
+
+def test_processes_are_counted_now_and_at_most_so_far() -> None:
+    samples = np.array(
+        [[t, pid, 0, 0, 0, 0, 0] for t, n in ((0, 2), (1, 5), (2, 3)) for pid in range(n)], float
+    )
+    now, so_far = soak_trend.processes(samples, np.array([1.0, 2.0]))
+    assert (now.tolist(), so_far.tolist()) == ([5, 3], [5, 5])
 
 
 def processes() -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -42,6 +42,7 @@ from keystage.bench.whole_faults import accounted, faults_of
 from keystage.bench.whole_models import described
 from keystage.bench.whole_partial import finished, keep
 from keystage.bench.whole_trace import load
+from keystage.bench.whole_watch import COLUMNS as PROCESS_COLUMNS
 from keystage.bench.whole_world import Outcome, measure
 from keystage.controller.policy.settings import PolicySettings
 from keystage.controller.policy.steering import Keystage
@@ -72,7 +73,7 @@ def run(
         quick: 24 s live, 20 minutes simulated: a look that can tell no trend.
         seconds: wall time of the live part, 360 by default.
         speed: of the trace in the live part, 10 by default.
-        out: pictures go to its folder `soak`.
+        out: pictures, and a row for each look at a process, go to its folder `soak`.
 
     Raises:
         BenchError: the trace is shorter than seconds times speed.
@@ -110,6 +111,9 @@ def run(
     simulated, memory, wall_s, broken = _simulate(big)
     sim_trends = _simulated_trends(simulated, memory, big.cell.duration_s)
     folder = out / "soak"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ",".join(PROCESS_COLUMNS)
+    np.savetxt(folder / "processes.csv", outcome.processes, "%.10g", ",", header=names, comments="")
     pictures = [
         soak_figures.draw_live(folder / "soak-live.png", outcome, trends),
         soak_figures.draw_simulated(folder / "soak-simulated.png", simulated, memory),
@@ -129,8 +133,9 @@ def run(
             "trends: least squares through 12 blocks of the last three quarters, 95 % Student intervals; "
             "memory is resident and not shared, summed over the processes of a role that lived through that "
             f"part; the supervisor's holds this benchmark's own; samples every {every_s:.1f} s; slopes of "
-            "processes are those at an equal number of processes, which is the second regressor: who is "
-            "connected to all of them has more files when the trace wants more"
+            "processes are those at an equal number of processes, the second regressor: who is connected to "
+            "all of them has more files when the trace wants more; those of memory also at an equal greatest "
+            "number so far, the third: not all that a burst needed goes back to the system"
         ),
         (
             f"simulated: {large.source}, {big.cell.minutes} minutes at {SIMULATED_SPEED:g}x, pool of "
@@ -172,8 +177,9 @@ def live_trends(outcome: Outcome) -> dict[str, Trend]:
     ):
         for role, (times_s, sums, number) in by_role(outcome.processes, column, duration_s).items():
             label = name.format(role if number == 1 else f"{number} x {role}")
-            load = processes(outcome.processes, times_s)
-            found[label] = trend(times_s, sums / unit, duration_s, load=load)
+            number_now, most_so_far = processes(outcome.processes, times_s)
+            loads = (number_now, most_so_far) if column == "private_bytes" else (number_now,)
+            found[label] = trend(times_s, sums / unit, duration_s, loads=loads)
     return found
 
 

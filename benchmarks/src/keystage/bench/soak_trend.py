@@ -3,10 +3,12 @@
 Before it: samples over time. After it: verdicts. Samples are averaged over `BLOCKS` equal spans first,
 because neighbouring samples are not independent and would make intervals too narrow; the first quarter of a
 run is left out, in which caches, pools and heaps fill. A line is fitted to the blocks by least squares; its
-slope gets a Student interval of 95 % with blocks - 2 degrees of freedom. What follows the load, as a router's
-connections follow the number of replicas, is fitted with that number as a second regressor (a degree less):
-the slope is then that at an equal load. Something grows when its interval lies above 0 and the growth
-over the span is more than `MOST_RATIO` of the level: a slope may be real and mean nothing.
+slope gets a Student interval of 95 % with blocks - 2 degrees of freedom. What follows the load is fitted with
+it as further regressors (a degree less for each), and the slope is that at an equal load: a router's
+connections follow the number of replicas; memory also follows the greatest number so far (`processes`), for
+no allocator gives back all that a burst needed: a page goes back when nothing in it lives any more. Something
+grows when its interval lies above 0 and the growth over the span is more than `MOST_RATIO` of the level: a
+slope may be real and mean nothing.
 
 Of forty slopes of things that do not change one has its interval above 0 by chance. `low_among` is the lower
 end where so many are told together, with one error of 5 % for all of them (Bonferroni).
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import stdtrit
@@ -28,6 +31,7 @@ LEAST_BLOCKS = 4
 WARM_RATIO = 0.25
 MOST_RATIO = 0.05
 LEVEL = 0.95
+_ALMOST_NONE = 1e-9
 LEAST_S = 60.0
 """Of the considered part: in less a load's own waves look like trends."""
 
@@ -99,7 +103,7 @@ def trend(
     values: Floats,
     duration_s: float,
     *,
-    load: Floats | None = None,
+    loads: Sequence[Floats] = (),
     is_median: bool = False,
     part_of: float = 0.0,
     warm_ratio: float = WARM_RATIO,
@@ -110,7 +114,8 @@ def trend(
         at_s: their times, from 0 to `duration_s`.
         values: the samples.
         duration_s: length of the run.
-        load: at the same times, what the values follow beside time; None, or always the same: nothing.
+        loads: each at the same times, what the values follow beside time; what is always the same, or follows
+            from those before it, tells nothing and is left out.
         is_median: blocks are medians, for latencies; else means.
         part_of: see `Trend`.
         warm_ratio: part of the run that is left out at its begin.
@@ -122,29 +127,35 @@ def trend(
     edges_s = np.linspace(begin_s, duration_s, BLOCKS + 1)
     block = np.searchsorted(edges_s, at_s, side="right") - 1
     middle = np.median if is_median else np.mean
-    beside = np.zeros(len(at_s)) if load is None else load
-    blocks: list[tuple[float, float, float]] = []
+    blocks: list[tuple[float, ...]] = []
     for k in range(BLOCKS):
         inside = (block == k) & np.isfinite(values)
         if inside.any():
             centre = float(edges_s[k] + edges_s[k + 1]) / 2
-            blocks.append((centre, float(beside[inside].mean()), float(middle(values[inside]))))
+            means = (float(load[inside].mean()) for load in loads)
+            blocks.append((float(middle(values[inside])), centre, *means))
     if len(blocks) < LEAST_BLOCKS:
-        level = float(np.mean([y for *_, y in blocks])) if blocks else 0.0
+        level = float(np.mean([y for y, *_ in blocks])) if blocks else 0.0
         return Trend(level, 0.0, -math.inf, math.inf, 0.0, part_of)
-    x, n, y = np.array(blocks).T
+    y, x, *beside = np.array(blocks).T
     level = float(y.mean())
-    away = x - x.mean()
-    known = [n - n.mean()] if np.ptp(n) > 0 else []
-    # Time and values, each without what the load explains of it (Frisch, Waugh and Lovell).
-    for other in known:
-        away = away - other * float(other @ away) / float(other @ other)
-        y = y - other * float(other @ (y - level)) / float(other @ other)
-    if float(away @ away) < 1e-9 * float(((x - x.mean()) ** 2).sum()):
-        return Trend(level, 0.0, -math.inf, math.inf, float(x[-1] - x[0]), part_of)  # time and load are one
+    # Time and values, each without what the loads explain of it (Frisch, Waugh and Lovell); each load is
+    # first freed of those before it.
+    away, known = x - x.mean(), list[Floats]()
+    for load in beside:
+        rest = load - load.mean()
+        for other in known:
+            rest = rest - other * float(other @ rest) / float(other @ other)
+        if float(rest @ rest) <= _ALMOST_NONE * float(load @ load):
+            continue
+        known.append(rest)
+        away = away - rest * float(rest @ away) / float(rest @ rest)
+        y = y - rest * float(rest @ (y - level)) / float(rest @ rest)
+    degrees = len(x) - 2 - len(known)
+    if degrees < 1 or float(away @ away) < _ALMOST_NONE * float(((x - x.mean()) ** 2).sum()):
+        return Trend(level, 0.0, -math.inf, math.inf, float(x[-1] - x[0]), part_of)  # time and loads are one
     slope = float(away @ (y - level)) / float(away @ away)
     rest = y - level - slope * away
-    degrees = len(x) - 2 - len(known)
     error = math.sqrt(float(rest @ rest) / degrees / float(away @ away))
     half = _quantile(degrees) * error
     span_s = float(x[-1] - x[0])
@@ -155,9 +166,12 @@ def _quantile(degrees: int, count: int = 1) -> float:
     return float(stdtrit(degrees, 1 - (1 - LEVEL) / 2 / count))
 
 
-def processes(samples: Floats, at_s: Floats) -> Floats:
-    """How many processes there were at moments of `samples` (`whole_watch.COLUMNS`)."""
-    return np.array([float((samples[:, 0] == moment).sum()) for moment in at_s])
+def processes(samples: Floats, at_s: Floats) -> tuple[Floats, Floats]:
+    """Numbers of processes at moments of `samples` (`whole_watch.COLUMNS`), and the greatest until then."""
+    times_s, counts = np.unique(samples[:, 0], return_counts=True)
+    numbers = counts.astype(np.float64)
+    at = np.searchsorted(times_s, at_s)
+    return numbers[at], np.maximum.accumulate(numbers)[at]
 
 
 def by_role(samples: Floats, column: str, duration_s: float) -> dict[str, tuple[Floats, Floats, int]]:
