@@ -26,6 +26,7 @@ from keystage.keysmanager.segment_copy import Copy
 from keystage.models.base import LoadedStage, Row, torch_dtype
 from keystage.models.loading import load_stage, sample_input
 from keystage.models.raw import tensors_in
+from keystage.wire.cuda_driver import Driver
 from keystage.worker.torch_executor import check_device
 
 COPYING = "copying"
@@ -127,12 +128,15 @@ def digest_of(parameters: Iterator[torch.Tensor]) -> str:
 
 
 def _die_in_copy() -> None:
-    """The next piece of a segment that is queued for the device is the last thing this process does."""
-    queue = Copy._queue
+    """The next piece that is queued for the device, from a segment or a ring, is the last thing done here."""
+    for part, name in ((Copy, "_queue"), (Driver, "queue_chunk")):
+        setattr(part, name, _last(getattr(part, name)))
 
-    def queued(copy: Copy, begin: int, end: int, stream: int) -> None:
-        queue(copy, begin, end, stream)
+
+def _last(queue: Callable[..., None]) -> Callable[..., None]:
+    def queued(*arguments: Any) -> None:
+        queue(*arguments)
         os.write(1, COPYING.encode() + b"\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Copy._queue = queued  # type: ignore[method-assign]
+    return queued
