@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -24,6 +25,10 @@ RERUN_LINES = 25
 
 # Small worlds need no KeysManager each; tests of it ask for one (`LocalWorld(keysmanager=True)`).
 os.environ.setdefault("KEYSTAGE_KEYSMANAGER_OFF", "1")
+
+# A machine may be busy: how long an example takes is no property.
+settings.register_profile("keystage", deadline=None)
+settings.load_profile("keystage")
 
 # `support.*` holds builders that several tests share.
 sys.path.insert(0, str(ROOT / "tests"))
