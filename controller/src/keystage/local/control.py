@@ -31,6 +31,7 @@ from keystage.local.events import CoresSet, Deployed, Intended, Removed, Scaled
 from keystage.local.supervisor import Supervisor
 from keystage.local.upgrades import Upgrades
 from keystage.observability.board import MAX_REPORT_BYTES, NoReport, Since
+from keystage.wire.bad_requests import tell_in_one_line
 from keystage.wire.unreadable import UNREADABLE
 
 WATCH_S = 20.0
@@ -121,6 +122,7 @@ class Control:
         if upgrades is not None:
             app.router.add_post("/upgrade", self._upgrade)
             app.router.add_get("/upgrade", self._upgrade_status)
+        tell_in_one_line()
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, auto_decompress=False)
 
     async def start(self, path: Path) -> None:

@@ -21,6 +21,7 @@ from aiohttp.typedefs import Middleware
 from keystage.keysmanager.api import Invalidate, NodeStatus, StageName
 from keystage.keysmanager.peer_transfer import Transfers
 from keystage.keysmanager.pod_api import GRANTS_PATH, Grant
+from keystage.wire.bad_requests import tell_in_one_line
 from keystage.wire.bearer import Bearer, bearer_of
 from keystage.wire.unreadable import UNREADABLE
 
@@ -121,6 +122,7 @@ def make_app(backend: PeerBackend, token: Bearer | str) -> web.Application:
 
 async def start(app: web.Application, listening: socket.socket) -> web.AppRunner:
     """Serves on a bound socket until the runner's `cleanup` is awaited."""
+    tell_in_one_line()
     runner = web.AppRunner(
         app, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=2.0, auto_decompress=False
     )

@@ -21,6 +21,7 @@ from keystage.loadgen.sending import messages
 from keystage.loadgen.sending.parts import count_of, cut
 from keystage.loadgen.sending.processes import Processes, SenderError
 from keystage.loadgen.sending.row import Row
+from keystage.wire.bad_requests import tell_in_one_line
 from keystage.wire.unreadable import UNREADABLE
 
 PATH = "/run"
@@ -186,6 +187,7 @@ async def serve(host: str, port: int, secret: str, ready: asyncio.Future[int] | 
         raise ValueError(
             f"the secret must have at least {MIN_SECRET_BYTES} bytes, got {len(secret.encode())}"
         )
+    tell_in_one_line()
     runner = web.AppRunner(Agent(secret).app(), handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
