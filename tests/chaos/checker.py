@@ -22,8 +22,9 @@ from chaos.requests import DEADLINE_S, Request
 
 Verdict = Literal["right", "late", "refused", "lost", "wrong", "duplicated"]
 FAILING: tuple[Verdict, ...] = ("lost", "wrong", "duplicated")
-ALLOWED = frozenset({"deadline_exceeded"})
-"""Reasons for which a request of this load may be refused: its own deadline."""
+ALLOWED = frozenset({"deadline_exceeded", "deadline_unreachable"})
+"""Reasons for which a request of this load may be refused: its own deadline, passed or out of reach at every
+try."""
 LATE_S = 0.5
 """An answer is on its way for so long at most: what it takes from router to client is not the deadline's."""
 

@@ -26,14 +26,22 @@ SILENCE_S = 45.0
 FIRST_S, MOST_S = 0.05, 2.0
 """Waits between tries double from the first to the last."""
 AGAIN = frozenset({429, 502, 503})
+UNREACHABLE = "deadline_unreachable"
+"""Refused at once, it would be late: tried again like every 429, and the verdict if nothing else came."""
 
 
 class Broken(Exception):
-    """The connection ended before the answer did; says how. `retry_after_s` is what the server asked for."""
+    """The connection ended before the answer did; says how.
 
-    def __init__(self, why: str, retry_after_s: float = 0.0) -> None:
+    Attributes:
+        retry_after_s: what the server asked for.
+        code: of its refusal, empty: there was none.
+    """
+
+    def __init__(self, why: str, retry_after_s: float = 0.0, code: str = "") -> None:
         super().__init__(why)
         self.retry_after_s = retry_after_s
+        self.code = code
 
 
 class Client:
@@ -59,12 +67,14 @@ class Client:
         rng = random.Random(request.number)
         bound_s = answer.begun_s + request.deadline_s + self._beyond_s
         wait_s = FIRST_S
+        codes: set[str] = set()
         while (left_s := bound_s - time.time()) > 0:
             have = len(answer.tokens)
             try:
                 async with asyncio.timeout(left_s):
                     await self._try(request, answer)
             except (Broken, aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+                codes.add(error.code if isinstance(error, Broken) else "")
                 if time.time() >= bound_s:  # else the connection was silent for too long
                     break
                 answer.breaks_s.append(time.time())
@@ -78,6 +88,8 @@ class Client:
                 answer.ended_s = time.time()
                 return
         answer.said = f"{answer.said}; its bound passed".removeprefix("; ")
+        if codes == {UNREACHABLE}:  # no try was ever accepted
+            answer.refused = UNREACHABLE
 
     async def _try(self, request: Request, answer: Answer) -> None:
         headers = {"Idempotency-Key": request.key, "X-Keystage-Deadline-S": f"{request.deadline_s:g}"}
@@ -103,7 +115,7 @@ def _refused(reply: aiohttp.ClientResponse, body: bytes, answer: Answer) -> None
     text = body.decode(errors="replace")[:300]
     code = _code(body)
     if reply.status in AGAIN or (reply.status == 504 and not code):
-        raise Broken(f"{reply.status}: {text}", _seconds(reply.headers.get("Retry-After", "")))
+        raise Broken(f"{reply.status}: {text}", _seconds(reply.headers.get("Retry-After", "")), code)
     answer.refused, answer.said = code or f"status_{reply.status}", text
 
 

@@ -145,6 +145,32 @@ def test_a_refusal_is_final_and_allowed_for_a_deadline_alone(code: str, verdict:
     assert judge(asked, answer).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("codes", "verdict"),
+    [
+        (["deadline_unreachable"], "refused"),
+        (["queue_full"], "lost"),
+        (["queue_full", "deadline_unreachable"], "lost"),
+        (["deadline_unreachable", "breaks", "deadline_unreachable"], "lost"),
+        (["deadline_unreachable", "hangs"], "lost"),
+    ],
+)
+def test_who_was_refused_at_every_try_for_a_deadline_out_of_reach_was_not_lost(
+    codes: list[str], verdict: str
+) -> None:
+    async def handler(request: web.Request, number: int) -> web.StreamResponse:
+        code = codes[min(number, len(codes)) - 1]
+        if code == "breaks":
+            return await stream(request, breaks=True)
+        if code == "hangs":
+            await asyncio.Event().wait()
+        return web.json_response({"error": {"code": code, "message": "no"}}, status=429)
+
+    asked, answer, told = ask(handler, beyond_s=0.5)
+    assert len(told) >= len(codes)
+    assert judge(asked, answer).verdict == verdict
+
+
 def test_silence_is_given_up_at_its_bound_and_lost() -> None:
     async def handler(request: web.Request, _: int) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -53,9 +53,10 @@ def test_every_answer_gets_its_verdict(answer: Answer, verdict: str, named: str)
     assert found.verdict == verdict
 
 
-def test_who_has_time_enough_for_every_fault_is_not_refused_for_it() -> None:
+@pytest.mark.parametrize("code", ["deadline_exceeded", "deadline_unreachable"])
+def test_who_has_time_enough_for_every_fault_is_not_refused_for_it(code: str) -> None:
     patient = dataclasses.replace(REQUEST, deadline_s=DEADLINE_S)
-    assert judge(patient, answered((), refused="deadline_exceeded")).verdict == "lost"
+    assert judge(patient, answered((), refused=code)).verdict == "lost"
 
 
 def event(*ids: int, finish: str | None = None) -> bytes:
