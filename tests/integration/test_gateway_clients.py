@@ -128,7 +128,9 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def gateway(stall_s: float = WAIT_S, age_s: float = math.inf) -> AsyncIterator[Rig]:
+async def gateway(
+    stall_s: float = WAIT_S, *, head_s: float = WAIT_S, age_s: float = math.inf
+) -> AsyncIterator[Rig]:
     echo = Echo()
     async with (
         Upstream(echo).run() as address,
@@ -141,7 +143,7 @@ async def gateway(stall_s: float = WAIT_S, age_s: float = math.inf) -> AsyncIter
         server = uvicorn.Server(
             uvicorn.Config(
                 Gateway(late_reader, http=[(b"/function/", proxy)], websocket=websocket),
-                http=client_protocol(stall_s, WAIT_S, age_s=age_s),
+                http=client_protocol(stall_s, head_s, age_s=age_s),
                 ws="websockets-sansio",
                 timeout_graceful_shutdown=1,
                 timeout_keep_alive=1,
@@ -193,17 +195,15 @@ def test_an_old_connection_ends_with_its_next_answer(age_s: float, is_old: bool)
 
 def test_connections_of_an_age_do_not_all_end_together() -> None:
     async def work() -> None:
-        async with gateway(age_s=60.0) as rig:
+        async with gateway(head_s=60.0, age_s=60.0) as rig:
             opened = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(50)]
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(30):
                 while len(rig.server.server_state.connections) < len(opened):
                     await asyncio.sleep(0.01)
-            now_s = asyncio.get_running_loop().time()
-            left_s = sorted(each.old_s - now_s for each in rig.server.server_state.connections)
+            old_s = [each.old_s for each in rig.server.server_state.connections]
             for _, writer in opened:
                 writer.close()
-        assert 54 - WAIT_S < left_s[0] < 58
-        assert 62 < left_s[-1] <= 66
+        assert max(old_s) - min(old_s) > 4  # of 12 over which fifty are spread
 
     run(work())
 

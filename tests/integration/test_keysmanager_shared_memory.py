@@ -37,11 +37,12 @@ def test_a_packed_matrix_gives_the_same_bits_and_is_anonymous_no_longer() -> Non
 
 
 MOVES_AND_ENDS = """
+import mmap
 import torch
 from keystage.models.shared import SharedMemory
 memory = SharedMemory("end")
 tensors = [torch.ones(25_600 + 16 * i) for i in range(1500)]  # some begin with a page
-assert any(tensor.data_ptr() % 4096 == 0 for tensor in tensors)
+assert any(tensor.data_ptr() % mmap.PAGESIZE == 0 for tensor in tensors)
 for tensor in tensors:
     memory.move(tensor)
 memory.seal()

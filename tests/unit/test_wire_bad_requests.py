@@ -29,9 +29,17 @@ async def asked(request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "request_", [b"GET / HTTP/1.1\r\nAuthorization: secret\x00\r\n\r\n", b"GET / HTTP/1.1\r\nHost\r\n\r\n"]
+    ("request_", "said"),
+    [
+        (b"GET / HTTP/1.1\r\nAuthorization: secret\x00\r\n\r\n", "BadHttpMessage: Invalid header value char"),
+        (b"GET / HTTP/1.1\r\nsecret\r\n\r\n", "BadHttpMessage: Invalid header token"),
+        (b"GET / HTTP/1.1\r\nAuthorization: " + b"secret" * 5000 + b"\r\n\r\n", "LineTooLong: Got more than"),
+        (b"GET /?key=secret HTTQ/1.1\r\n\r\n", "BadStatusLine: "),
+    ],
 )
-def test_one_line_and_nothing_of_the_request(request_: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_and_nothing_of_the_request(
+    request_: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     tell_in_one_line()
     tell_in_one_line()
     with caplog.at_level(logging.DEBUG):
@@ -39,6 +47,6 @@ def test_one_line_and_nothing_of_the_request(request_: bytes, caplog: pytest.Log
     (record,) = [record for record in caplog.records if record.name == "aiohttp.server"]
     assert record.levelno == logging.WARNING
     assert record.exc_info is None
-    assert record.getMessage().startswith("a request that cannot be read was answered 400: Invalid ")
+    assert record.getMessage().startswith(f"a request that cannot be read: {said}")
     assert "secret" not in caplog.text
     assert "Traceback" not in caplog.text

@@ -91,12 +91,12 @@ class SharedMemory:
         if length < MIN_BYTES:
             self.moved.append((tensor, -1))
             return
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))  # nobody ever gives it back, see the module
         # As far from a page's border as in memory: the whole pages can then be mapped over.
         offset = self.nbytes + address % mmap.PAGESIZE
         self.write(bytes_of(tensor), offset)
         inner = offset + start - address
         _map_over(start, length, mmap.PROT_READ, mmap.MAP_SHARED, self._reader, inner)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))  # nobody ever gives it back, see the module
         self._spans.append((start, length))
         self.moved.append((tensor, offset))
         self.nbytes = -(-(offset + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
