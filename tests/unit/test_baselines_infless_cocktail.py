@@ -6,7 +6,7 @@ import pytest
 from support.baseline_views import ONE_S, TENTH, seen, snapshot, stage
 
 from keystage.baselines.cocktail import Cocktail, CocktailSettings, is_late
-from keystage.baselines.dispatch import instances, rate_bounds
+from keystage.baselines.dispatch import RateBounds, instances, rate_bounds
 from keystage.baselines.forecast import forecast
 from keystage.baselines.infless import Infless, InflessSettings
 from keystage.baselines.keepalive import KeepAliveSettings, LongShortHistogram, percentile
@@ -38,6 +38,9 @@ class TestInfless:
         assert instances(7.0, 5, bounds, 0.8) == 3  # released until 7 >= 3 x 2
         assert instances(0.0, 5, bounds, 0.8) == 1
         assert instances(12.0, 9, bounds, 0.0) == 2  # alpha 0: whatever is not needed goes
+        single = RateBounds(low_rps=0.0, high_rps=10.0, batch=1)
+        assert instances(0.1, 5, single, 1.0) == 5  # alpha 1: any rate is above a line at 0
+        assert instances(0.0, 5, single, 1.0) == 1
 
     def test_percentiles(self) -> None:
         values = [float(v) for v in range(1, 101)]

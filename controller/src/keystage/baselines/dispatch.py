@@ -64,5 +64,7 @@ def instances(rate_rps: float, present: int, bounds: RateBounds, alpha_ratio: fl
     if needed >= present:
         return needed
     line_rps = alpha_ratio * bounds.low_rps + (1 - alpha_ratio) * bounds.high_rps
-    kept = math.floor(rate_rps / line_rps * (1 + 1e-9))
-    return max(needed, min(present, kept))
+    if line_rps <= 0:  # batches of one, and the lower bound alone counts: any rate is above the line
+        return present if rate_rps > 0 else needed
+    kept = math.floor(min(present, rate_rps / line_rps * (1 + 1e-9)))
+    return max(needed, kept)
