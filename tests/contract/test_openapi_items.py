@@ -38,6 +38,7 @@ def likeliest(payload: bytes, dtype: str, shape: tuple[int, ...]) -> bytes:
     return np.linspace(0, 1, 7, dtype="<f4").tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", [BERT, FILLER, NETWORK], ids=["embeddings", "masks", "images"])
 def test_router_answers_as_its_document_says(tmp_path: Path, pipeline: Pipeline) -> None:
     engine = ItemEngine(limits_for(pipeline), likeliest if pipeline is NETWORK else embed)

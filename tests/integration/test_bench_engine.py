@@ -34,6 +34,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 def test_ours_and_the_rival_answer_alike_and_every_figure_is_there(tmp_path: Path) -> None:
     model = write_folder(tiny_model(), tmp_path / "model")
     bundle = split(model, 3, "uniform", tmp_path / "three", "three")

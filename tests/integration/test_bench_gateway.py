@@ -11,6 +11,7 @@ from keystage.bench import gateway, gateway_nginx
 from keystage.bench.frame import BenchError
 
 
+@pytest.mark.slow
 def test_a_short_run_has_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     need_program("nginx")
     monkeypatch.setattr(gateway, "ROUND_S", 0.3)

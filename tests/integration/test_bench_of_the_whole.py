@@ -46,10 +46,10 @@ def test_e2e(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = dataclasses.replace(
-        mixed.QUICK, minutes=20, live_minutes=1, policies=("keystage", "off", "cocktail")
+        mixed.QUICK, minutes=10, live_minutes=1, policies=("keystage", "off", "cocktail")
     )
     monkeypatch.setattr(mixed, "QUICK", short)
-    monkeypatch.setattr(mixed, "SEARCH_MINUTES", 8)
+    monkeypatch.setattr(mixed, "SEARCH_MINUTES", 4)
     result = mixed.run(quick=True, out=tmp_path)
     check(result, [tmp_path / "mixed" / f"mixed-{name}.png" for name in ("simulated", "live")])
     kinds = {(row["cell"], row["policy"]) for row in result.rows}
@@ -59,7 +59,7 @@ def test_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "QUICK_MINUTES", 4)
+    monkeypatch.setattr(soak, "QUICK_MINUTES", 2)
     result = soak.run(quick=True, seconds=12.0, speed=10.0, out=tmp_path)
     check(result, [tmp_path / "soak" / f"soak-{name}.png" for name in ("simulated", "live")])
     assert not [note for note in result.notes if note.startswith("FAILED")]

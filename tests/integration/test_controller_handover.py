@@ -257,6 +257,7 @@ def test_a_killed_controller_takes_no_replica_from_a_burst(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_wish_is_kept_and_ends_although_controllers_die(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with LocalWorld(tmp_path / "home", gateway_port=0, controller=True) as world:

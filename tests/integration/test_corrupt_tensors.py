@@ -99,6 +99,7 @@ def ring_of(pid: int) -> mmap.mmap:
     raise AssertionError(f"process {pid} has no ring")
 
 
+@pytest.mark.slow
 def test_answers_stay_right_while_somebody_writes_into_a_ring(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     write(tmp_path / "bundle", emulated("em", 2, execution="single-pass"))

@@ -63,6 +63,7 @@ async def until_empty(world: AsyncWorld, server: RedisServer) -> None:
             await asyncio.wait([looking])
 
 
+@pytest.mark.slow
 def test_redis_killed_in_the_midst_of_a_thousand_calls_loses_none(tmp_path: Path) -> None:
     async def work(w: AsyncWorld, server: RedisServer) -> None:
         await w.deploy("job")
@@ -84,6 +85,7 @@ def test_redis_killed_in_the_midst_of_a_thousand_calls_loses_none(tmp_path: Path
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_a_gateway_killed_in_the_midst_of_a_thousand_calls_loses_none(tmp_path: Path) -> None:
     async def work(w: AsyncWorld, server: RedisServer) -> None:
         await w.deploy("job")
@@ -101,6 +103,7 @@ def test_a_gateway_killed_in_the_midst_of_a_thousand_calls_loses_none(tmp_path: 
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_is_stopped_hands_over_what_it_runs(tmp_path: Path) -> None:
     async def work(w: AsyncWorld, server: RedisServer) -> None:
         await w.deploy("job")

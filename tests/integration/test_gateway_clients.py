@@ -259,6 +259,7 @@ def test_a_request_that_turns_out_to_be_none_frees_its_replica_while_its_client_
     run(work())
 
 
+@pytest.mark.slow
 def test_a_slow_body_and_one_that_is_read_late_are_taken() -> None:
     async def work() -> None:
         async with gateway(stall_s=LONG_S) as rig:

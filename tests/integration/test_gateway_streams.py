@@ -47,6 +47,7 @@ def clients(groups: list[Group]) -> dict[str, GroupReport]:
         return pool.apply(streams_client.run, (groups, 1.0))
 
 
+@pytest.mark.slow
 def test_two_hundred_streams_lose_nothing_and_do_not_wait_for_slow_clients(tmp_path: Path) -> None:
     async def work(world: LocalWorld) -> None:
         host, _, port = world.gateway_url.removeprefix("http://").rpartition(":")
@@ -67,6 +68,7 @@ def test_two_hundred_streams_lose_nothing_and_do_not_wait_for_slow_clients(tmp_p
     run(tmp_path, streams(), work)
 
 
+@pytest.mark.slow
 def test_client_that_reads_nothing_stops_the_function_and_then_gets_everything(tmp_path: Path) -> None:
     async def work(world: LocalWorld) -> None:
         async with (

@@ -23,6 +23,7 @@ def bundle(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_router_s_own_deadline_answers_before_the_gateway_s_time_out(
     tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,6 +226,7 @@ def test_websocket_counts_as_an_invocation_as_long_as_it_lasts(tmp_path: Path) -
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["POST", "GET"])
 @pytest.mark.parametrize("protocol", ["websocket", "h2c"])
 @pytest.mark.parametrize("is_chunked", [False, True])

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from support.local_function import authorization, function
 
 from keystage.bundle.api import emulated
@@ -89,6 +90,7 @@ def test_two_hundred_at_once_wake_a_function_that_went_to_zero_and_start_one_rep
     run(tmp_path, work, controller=True)
 
 
+@pytest.mark.slow
 def test_two_hundred_at_once_wake_stages_at_zero_through_their_router_and_start_only_what_is_used(
     tmp_path: Path,
 ) -> None:

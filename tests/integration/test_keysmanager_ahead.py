@@ -90,6 +90,7 @@ def evict(world: LoadWorld, identity: str) -> None:
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_what_was_registered_is_used_and_everything_is_let_go_of_afterwards(
     world: LoadWorld, bundles: dict[Path, Pipeline], folders: list[Path]
 ) -> None:

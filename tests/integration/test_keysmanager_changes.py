@@ -36,6 +36,7 @@ def run(daemon: Node) -> Iterator[Run]:
     yield from running(daemon)
 
 
+@pytest.mark.slow
 def test_invalid_parameters_are_given_to_nobody_and_taken_from_nobody(run: Run, tmp_path: Path) -> None:
     pipeline = write_bundle(tmp_path, "revoked", [2 * MB], 5)
     identity = pipeline.stages[0].identity

@@ -166,6 +166,7 @@ def expected() -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cgroup_root() is None, reason="cgroups cannot be made here")
 def test_parked_pods_become_a_pipeline_on_parameters_of_the_keysmanager(
     world: World, node: tuple[Node, str, Path]
@@ -219,6 +220,7 @@ def _ready_stages(url: str) -> set[int]:
     return {stage for r in replicas if r["state"] == "ready" for stage in r["stages"]}
 
 
+@pytest.mark.slow
 def test_without_a_keysmanager_the_bundle_is_read_and_the_note_says_why(world: World) -> None:
     world.start_router()
     silent = world.folder / "nobody.sock"
@@ -307,6 +309,7 @@ def test_sigterm_ends_a_parked_pod_at_once_whatever_it_does(world: World) -> Non
     assert (code, took_s < AT_ONCE_S) == (0, True)
 
 
+@pytest.mark.slow
 def test_a_home_over_http_is_fetched_by_pod_and_router(world: World) -> None:
     """Without a KeysManager: the description while parked, the stage's file once it is known."""
     with folder_server(world.bundle) as home:

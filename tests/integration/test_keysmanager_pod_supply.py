@@ -31,6 +31,7 @@ def node() -> Iterator[tuple[Node, Path]]:
             yield found, bundle
 
 
+@pytest.mark.slow
 def test_a_packed_form_that_cannot_be_used_is_asked_for_as_raw_bytes(
     node: tuple[Node, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

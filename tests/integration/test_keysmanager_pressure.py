@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
+import pytest
 from support.keysmanager_daemon import WAIT_S, Node, memfds, name_of, node_of, write_bundle
 
 MIB = 1 << 20
@@ -43,6 +44,7 @@ class Sampler:
             self.looks += 1
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_unmapped_holder_goes_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "b"
     pipeline = write_bundle(folder, "pressure", [STAGE_BYTES] * STAGES, 1)

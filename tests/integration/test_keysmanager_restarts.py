@@ -22,6 +22,7 @@ def is_gone(pid: int) -> bool:
     return state_of(pid) in ("", "Z")
 
 
+@pytest.mark.slow
 def test_deaths_cost_time_and_no_replica(tmp_path: Path) -> None:
     """A holder, the fork server, then the daemon itself are killed; every replica goes on."""
     bundle = random_bundle(tmp_path / "b", stages=2)

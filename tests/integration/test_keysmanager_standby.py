@@ -27,6 +27,7 @@ def stopped(replica: Replica) -> Replica:
     return replica
 
 
+@pytest.mark.slow
 def test_a_standby_becomes_any_stage_of_its_class_and_of_no_other(world: LoadWorld) -> None:
     one, other = world.folder / "one", world.folder / "other"
     pipeline = write_bundle(one, "one", 0.02, "float32", 1)

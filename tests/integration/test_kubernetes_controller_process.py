@@ -261,6 +261,7 @@ def test_cores_are_given_in_place_where_the_profile_says_that_they_help(
             server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_another_takes_over_without_a_bump(
     kube: Kube, start: Callable[[str], Controller], number: int
@@ -302,6 +303,7 @@ time.time = told
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead_s", [-3 * 3600, 3 * 3600])
 def test_its_machines_clock_may_be_set_by_hours(
     kube: Kube, start: Callable[..., Controller], tmp_path: Path, ahead_s: int

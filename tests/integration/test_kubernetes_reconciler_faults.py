@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import pytest
 from support.kube.cluster import Kube
 from support.kube.fixtures import kube  # noqa: F401  (a fixture)
 from support.reconciler_world import (
@@ -102,6 +103,7 @@ def test_an_outage_of_the_api_server_is_waited_for(world: ReconcilerWorld) -> No
     world.until_ready(STAGE, 3)
 
 
+@pytest.mark.slow
 def test_calls_that_fail_or_hang_are_made_again_and_hold_up_no_other_function(world: ReconcilerWorld) -> None:
     world.deploy(stage(0), stage(1))
     world.start()

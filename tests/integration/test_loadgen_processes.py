@@ -263,6 +263,7 @@ def _heeds_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "ending"),
     [
@@ -357,6 +358,7 @@ def _closed_loop(address: str, is_enough: Callable[[int], bool]) -> list[float]:
     return latencies_s
 
 
+@pytest.mark.slow
 def test_a_stall_of_two_seconds_shows_in_p99() -> None:
     """A server stands still for 2 s while 50 requests a second are scheduled for 6 s: 300 requests.
 

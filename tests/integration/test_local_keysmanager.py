@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import psutil
+import pytest
 from support.keysmanager_forks import random_bundle
 from support.shared_memory import shared_names
 
@@ -88,6 +89,7 @@ def is_dead(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_replicas_are_forked_from_holders_and_outlive_the_daemon(tmp_path: Path) -> None:
     bundle = random_bundle(tmp_path / "tiny", stages=2)
     name = load(bundle).name
@@ -167,6 +169,7 @@ async def scaled(control: Path, function: str, count: int) -> list[ReplicaRecord
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_two_nodes_serve_one_pipeline_and_nothing_survives_their_killed_supervisor(tmp_path: Path) -> None:
     bundle = random_bundle(tmp_path / "tiny", stages=2)
     name = load(bundle).name

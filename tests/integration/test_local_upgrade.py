@@ -67,6 +67,7 @@ def pids(up: Up) -> dict[str, int]:
     return {r.replica: r.pid for r in up.view().replicas if r.state == "ready"}
 
 
+@pytest.mark.slow
 def test_what_runs_goes_on_and_our_own_parts_are_renewed(up: Up) -> None:
     parts, replicas = up.parts(), pids(up)
     gateway = up.gateway
@@ -85,6 +86,7 @@ def test_what_runs_goes_on_and_our_own_parts_are_renewed(up: Up) -> None:
     assert not [p for p in psutil.Process(up.process.pid).children() if p.status() == psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 def test_it_can_be_done_again_and_its_end_ends_everything(up: Up) -> None:
     upgraded(up)
     upgraded(up)
@@ -101,6 +103,7 @@ def is_alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_an_orderly_end_after_it_leaves_nothing(up: Up) -> None:
     upgraded(up)
     family = psutil.Process(up.process.pid).children(recursive=True)
@@ -112,6 +115,7 @@ def test_an_orderly_end_after_it_leaves_nothing(up: Up) -> None:
     assert len(deployed) == 3
 
 
+@pytest.mark.slow
 def test_what_cannot_take_over_is_refused_and_nothing_is_touched(up: Up, tmp_path: Path) -> None:
     parts, replicas = up.parts(), pids(up)
     broken = tmp_path / "broken"

@@ -292,6 +292,7 @@ def test_up_refuses_a_second_one_and_a_taken_port_with_their_exit_codes(
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_nothing_survives_a_killed_supervisor_and_the_next_one_starts(
     tmp_path: Path, start_up: Callable[..., subprocess.Popen[str]]
 ) -> None:

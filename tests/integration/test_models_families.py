@@ -40,6 +40,7 @@ def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 3, 4])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_chunked_prefill_mixed_with_decode_equals_the_whole_model(

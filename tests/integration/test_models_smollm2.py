@@ -50,6 +50,7 @@ def test_the_description_says_how_a_chat_ends(chain: Chain, tokenizer: Any) -> N
     assert (pipeline.context_length, pipeline.vocab_size, pipeline.hidden_size) == (8192, 49152, 576)
 
 
+@pytest.mark.slow
 def test_tokenizer_equals_transformers_own_conversion(tokenizer: Any) -> None:
     from transformers import AutoTokenizer
 

@@ -56,6 +56,7 @@ def test_the_spectrogram_is_that_of_transformers(mels: int, seconds: float) -> N
     torch.testing.assert_close(log_mel(torch.from_numpy(samples), mels, 480_000), wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("method", ["uniform", "parameters"])
 def test_every_split_says_what_the_whole_model_says(

@@ -105,6 +105,7 @@ def ask(world: OpenFaasWorld, count: int) -> list[int]:
     return statuses
 
 
+@pytest.mark.slow
 def test_a_backlog_behind_a_stock_gateway_becomes_replicas_within_its_bound(
     world: OpenFaasWorld, folder: Path, password: Path
 ) -> None:

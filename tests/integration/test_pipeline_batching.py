@@ -17,6 +17,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 from support.pipeline_world import Served, until
 
 from keystage.bundle.api import emulated
@@ -72,6 +73,7 @@ def rows(pipeline: Served) -> list[int]:
     return [batch["rows"] for batch in pipeline.log("batch", f"{pipeline.name}-stage-0")]
 
 
+@pytest.mark.slow
 def test_deferred_batches_are_larger_and_deadlines_hold(tmp_path: Path) -> None:
     async def work() -> None:
         modes = {
@@ -102,6 +104,7 @@ def test_deferred_batches_are_larger_and_deadlines_hold(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_late_requests_are_refused_or_wait_behind(tmp_path: Path) -> None:
     async def work() -> None:
         common = {
@@ -134,6 +137,7 @@ def test_late_requests_are_refused_or_wait_behind(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_a_worker_killed_mid_batch_costs_no_item_and_clients_may_leave(tmp_path: Path) -> None:
     async def work() -> None:
         async with pipelines(tmp_path, 2, defers={"KEYSTAGE_BATCHING": "deferred"}) as (pipeline,):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from support.pipeline_world import Served, Stream, served, until
 from tokenizers import Tokenizer
@@ -57,6 +58,7 @@ async def _generate(
     return streams, waves
 
 
+@pytest.mark.slow
 def test_tokens_equal_the_unsplit_model(smollm2_bundle: Path, smollm2_reference: Any, tmp_path: Path) -> None:
     prompts = _prompts(smollm2_bundle)
     streams, waves = asyncio.run(_generate(smollm2_bundle, tmp_path, prompts))

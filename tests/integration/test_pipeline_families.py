@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+import pytest
 import torch
 from support.pipeline_world import DEADLINE_S, Served, Stream
 from support.tiny_decoders import decoder
@@ -43,6 +44,7 @@ async def _stream(world: LocalWorld, bundle: Path, home: Path) -> list[Stream]:
     return streams
 
 
+@pytest.mark.slow
 def test_every_family_is_served_as_transformers_computes_it(tmp_path: Path) -> None:
     bundles = {
         variant: split(

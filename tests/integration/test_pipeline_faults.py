@@ -76,6 +76,7 @@ def test_killed_worker(smollm2_bundle: Path, tmp_path: Path, kind: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_move_of_all_sessions_to_another_replica(smollm2_bundle: Path, tmp_path: Path) -> None:
     kind = "sampled"
 

@@ -85,6 +85,7 @@ def _check(streams: list[Stream], model: Any, near_tie: float) -> None:
             assert token == int(best.indices[step, 0]) or gap < near_tie
 
 
+@pytest.mark.slow
 def test_group_with_a_scaled_key_stage(tmp_path: Path) -> None:
     model = tiny_model(max_position_embeddings=CONTEXT)
     bundle = split(write_folder(model, tmp_path / "model"), 4, "uniform", tmp_path / "bundle", "tiny")

@@ -48,6 +48,7 @@ async def workers_are_empty(pipeline: Served) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["diffusion", *(pytest.param(name, marks=pytest.mark.slow) for name in ("language", "agents"))]
 )

@@ -12,6 +12,7 @@ import base64
 from pathlib import Path
 
 import msgspec
+import pytest
 from support.pipeline_world import Served, Stream, served, until
 
 from keystage.bundle.api import Execution, emulated
@@ -92,6 +93,7 @@ def _has_bound_late(pipeline: Served) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_running_sessions_move_to_a_new_replica(tmp_path: Path) -> None:
     async def run() -> None:
         bundle = _bundle(tmp_path, "looping")

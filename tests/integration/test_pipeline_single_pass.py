@@ -112,6 +112,7 @@ def test_masks_are_filled_with_the_whole_models_tokens(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_images_of_many_kinds_of_bodies_are_classified(tmp_path: Path) -> None:
     network, config = tiny_wide_resnet(id2label={"3": "a cat"})
     bundle = split(write_resnet(network, config, tmp_path / "model"), 3, "parameters", tmp_path / "b", "eyes")
@@ -159,6 +160,7 @@ def test_images_of_many_kinds_of_bodies_are_classified(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_a_worker_of_several_stages_hands_over_in_memory(tmp_path: Path) -> None:
     model = tiny_bert()
     bundle = split(write_bert(model, tmp_path / "model"), 4, "uniform", tmp_path / "bundle", "embed")
@@ -193,6 +195,7 @@ def test_a_worker_of_several_stages_hands_over_in_memory(tmp_path: Path) -> None
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_large_activations_pass_a_small_ring_one_by_one_or_are_refused_by_name(tmp_path: Path) -> None:
     network, config = tiny_wide_resnet()
     bundle = split(write_resnet(network, config, tmp_path / "model"), 2, "uniform", tmp_path / "b", "narrow")

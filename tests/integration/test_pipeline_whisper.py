@@ -59,6 +59,7 @@ def expected(model: Any, samples: np.ndarray[Any, Any]) -> list[list[int]]:
     return [greedy(model, window, [START], MOST) for window in windows]
 
 
+@pytest.mark.slow
 def test_sounds_at_the_same_time_are_heard_as_by_the_unsplit_model(
     model: Any, bundle: Path, tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_sessions_that_are_preempted_for_want_of_blocks_are_heard_again(tmp_path
     assert asyncio.run(run()) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2])
 def test_a_killed_worker_costs_time_only(model: Any, bundle: Path, tmp_path: Path, stage: int) -> None:
     sounds = [sound(seed, 6.5) for seed in range(2, 7)]

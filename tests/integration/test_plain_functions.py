@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 from support.local_function import authorization, function
 
 from keystage.controller.decisions import replay
@@ -59,6 +60,7 @@ async def until(world: LocalWorld, condition: Callable[[], bool]) -> None:
         await world.supervisor.watch(world.supervisor.view().version, 1.0)
 
 
+@pytest.mark.slow
 def test_to_zero_when_nothing_comes_never_at_work_and_back_by_a_request(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         await deploy(session, labelled(zero="true", zero_duration="2s"))

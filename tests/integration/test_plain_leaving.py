@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 from support.local_function import PYTHON, authorization
 
 from keystage.local.api import Deployment
@@ -122,6 +123,7 @@ def test_to_zero_waits_for_a_request_that_came_in_the_same_moment(tmp_path: Path
     run(tmp_path, work, Bounds())
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_while_it_computes_is_let_compute(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         await world.deploy(abrupt(" one"))

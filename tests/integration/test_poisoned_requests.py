@@ -13,6 +13,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.pipeline_world import Served, Stream, served, until
 
 from keystage.bundle.api import emulated
@@ -36,6 +37,7 @@ def check_end(stream: Stream) -> None:
     assert len(stream.tokens) == NEW_TOKENS
 
 
+@pytest.mark.slow
 def test_a_poisoned_generation_is_failed_alone(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     write(tmp_path / "bundle", emulated("em", 2, execution="looping"))
@@ -69,6 +71,7 @@ def test_a_poisoned_generation_is_failed_alone(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_poisoned_item_is_failed_alone(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     write(tmp_path / "bundle", emulated("em", 2, execution="single-pass"))
@@ -143,6 +146,7 @@ def program(name="killing"):
 '''
 
 
+@pytest.mark.slow
 def test_a_poisoned_request_of_a_stream_program_is_failed_alone(tmp_path: Path) -> None:
     handler = tmp_path / "function"
     handler.mkdir()
@@ -173,6 +177,7 @@ def ready_pids(pipeline: Served) -> set[int]:
     return {r.pid for r in pipeline.world.replicas("em-stage-0") if r.state == "ready"}
 
 
+@pytest.mark.slow
 def test_a_worker_killed_from_outside_blames_nobody(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     write(tmp_path / "bundle", emulated("em", 1, execution="looping"))

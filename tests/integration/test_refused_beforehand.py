@@ -41,6 +41,7 @@ def test_a_device_that_is_not_there(command: str, tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_served_is_not_replaced(tmp_path: Path) -> None:
     home = tmp_path / "home"
     emulate = ("emulate", "llm", "--out", str(home / "bundles" / "llm"))

@@ -273,6 +273,7 @@ def test_a_gateway_takes_the_newest_from_who_bears_the_token(cluster: tuple[Kube
     assert made.served() == (http.client.OK, new)
 
 
+@pytest.mark.slow
 def test_what_a_controller_decides_is_served_and_so_is_its_successors_word(
     cluster: tuple[Kube, Cluster],
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from support.pipeline_world import DEADLINE_S, Served, Stream
 from typer.testing import CliRunner
 
@@ -84,6 +85,7 @@ def is_told(found: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_sessions_that_wait_beyond_the_default_objective_are_a_fault(tmp_path: Path) -> None:
     async def run() -> None:
         async with one_slot(tmp_path) as pipeline, asking(pipeline):

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from support.local_function import authorization
 from support.pipeline_world import DEADLINE_S, Served, served
 from typer.testing import CliRunner
@@ -49,6 +50,7 @@ async def _scale(pipeline: Served, function: str, replicas: int) -> None:
             assert answer.status == 202, await answer.text()
 
 
+@pytest.mark.slow
 def test_what_runs_and_why(tmp_path: Path) -> None:
     async def run() -> None:
         bundle = tmp_path / "bundle"

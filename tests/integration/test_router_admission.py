@@ -90,6 +90,7 @@ def test_a_router_without_usable_keys_does_not_start_open(
         function.stop()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_in_time_is_refused_at_once_and_what_can_is_not(folder: Path) -> None:
     function = EmulatedFunction(folder, "looping", 1)
     statuses: list[int] = []

@@ -41,6 +41,7 @@ def test_more_connections_than_the_soft_limit_are_taken(folder: Path) -> None:
         function.stop()
 
 
+@pytest.mark.slow
 def test_a_router_at_its_bound_says_so_and_is_not_taken_for_dead(folder: Path) -> None:
     function = EmulatedFunction(folder, "looping", 1)
     idle: list[socket.socket] = []

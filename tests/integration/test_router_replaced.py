@@ -30,6 +30,7 @@ def tokens(url: str) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses", [False, True], ids=["killed", "node lost"])
 def test_workers_find_the_new_router_at_the_old_address(folder: Path, loses: bool) -> None:
     """As in pods: every process is a node, the router's name is another's address, workers have hosts."""

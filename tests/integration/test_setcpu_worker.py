@@ -100,6 +100,7 @@ async def steer(folder: Path, bundle: Path) -> None:
         platform.close()
 
 
+@pytest.mark.slow
 def test_a_running_worker_gets_threads_and_cores_without_a_restart(folder: Path) -> None:
     bundle = split(write_folder(tiny_model(), folder / "model"), 2, "uniform", folder / "bundle", "tiny")
     asyncio.run(steer(folder, bundle))

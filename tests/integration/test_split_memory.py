@@ -58,6 +58,7 @@ def _used_bytes(model: str, out: Path, method: str, dtype: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["uniform", "time"])
 def test_peak_memory_is_bounded(method: str, wide_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
@@ -70,6 +71,7 @@ def test_peak_memory_is_bounded(method: str, wide_model: Path, tmp_path: Path) -
     assert largest_tensor < used < bound, f"{used} bytes used, {bound} allowed"
 
 
+@pytest.mark.slow
 def test_random_parameters_are_made_one_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     used = _used_bytes("random:opt-125m", out, "parameters", "bf16")

@@ -206,6 +206,7 @@ def test_a_shell_completes_a_line_with_an_address_in_it(gateway: ReportGateway, 
     assert done.stdout.split() == [f"llm-stage-{index}" for index in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "words"),
     [

@@ -112,6 +112,7 @@ def test_a_stream_of_tokens_is_one_trace_from_caller_to_stages(tmp_path: Path) -
         asyncio.run(asyncio.wait_for(work(place), 150))
 
 
+@pytest.mark.slow
 def test_an_item_s_time_is_told_by_stage_and_a_slow_answer_leads_to_its_trace(tmp_path: Path) -> None:
     async def work(place: Collector) -> None:
         async with pipeline(tmp_path, "single-pass", env_of(place)) as world:
@@ -143,6 +144,7 @@ def test_an_item_s_time_is_told_by_stage_and_a_slow_answer_leads_to_its_trace(tm
         asyncio.run(asyncio.wait_for(work(place), 150))
 
 
+@pytest.mark.slow
 def test_a_slow_request_is_traced_to_the_cold_start_of_stage_2(tmp_path: Path) -> None:
     async def work(place: Collector) -> None:
         last: list[Deployment] = []
@@ -167,6 +169,7 @@ def test_a_slow_request_is_traced_to_the_cold_start_of_stage_2(tmp_path: Path) -
         asyncio.run(asyncio.wait_for(work(place), 150))
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_while_traces_are_off_and_the_caller_s_context_passes(tmp_path: Path) -> None:
     async def work(place: Collector) -> None:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": place.url, "KEYSTAGE_TRACES": "off"}
@@ -180,6 +183,7 @@ def test_nothing_is_sent_while_traces_are_off_and_the_caller_s_context_passes(tm
         asyncio.run(asyncio.wait_for(work(place), 150))
 
 
+@pytest.mark.slow
 def test_a_caller_that_is_not_sampled_is_not_traced(tmp_path: Path) -> None:
     async def work(place: Collector) -> None:
         async with pipeline(tmp_path, "single-pass", env_of(place)) as world:

@@ -20,6 +20,7 @@ def rows():
     return {r.name: r for r in compare(held_out(8, TrainOptions(workers=1, scale=0.2)), shipped())}
 
 
+@pytest.mark.slow
 def test_the_formula_has_at_most_half_the_error_of_the_guess(rows):
     assert rows["qna"].all <= 0.5 * rows["same as upstream"].all, text(list(rows.values()))
 

@@ -44,6 +44,7 @@ def complete_all(url: str, model: str, max_tokens: int) -> list[list[int]]:
         return list(pool.map(lambda prompt: complete(url, model, prompt, max_tokens), PROMPTS))
 
 
+@pytest.mark.slow
 def test_a_looping_pipeline_over_two_nodes_gives_the_tokens_of_one_process(folder: Path) -> None:
     # The longest prompt is 40 * 768 * 4 bytes and is fetched; decode is small and comes with its message.
     model = write_folder(tiny_model(hidden_size=768), folder / "model")

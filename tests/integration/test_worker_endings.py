@@ -44,6 +44,7 @@ def function() -> Iterator[EmulatedFunction]:
         made.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "words"),
     [

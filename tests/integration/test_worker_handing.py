@@ -68,6 +68,7 @@ async def run(
         await node.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "copies"),
     [

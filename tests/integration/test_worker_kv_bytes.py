@@ -17,6 +17,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return split("random:llama-tiny", 2, "uniform", tmp_path_factory.mktemp("b") / "bundle", "tiny", "fp32")
 
 
+@pytest.mark.slow
 def test_too_few_bytes_for_a_block_are_refused(bundle: Path, tmp_path: Path) -> None:
     environment = {
         **os.environ,

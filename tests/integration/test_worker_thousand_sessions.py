@@ -13,6 +13,7 @@ import random
 import tempfile
 from pathlib import Path
 
+import pytest
 from support.processes import EmulatedFunction, wait_for
 from support.solo_runs import Solo, metric, solos
 from support.tiny_llama import tiny_model, write_folder
@@ -77,6 +78,7 @@ async def run(bundle: Path, router: str, found: list[Solo], rng: random.Random) 
         await node.stop()
 
 
+@pytest.mark.slow
 def test_a_thousand_sessions_on_blocks_for_twenty(tmp_path: Path) -> None:
     rng = random.Random(5)
     model = tiny_model(

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -152,7 +153,8 @@ anything = snapshots(moment | st.sampled_from([math.nan, math.inf]), an_instant,
 sane_time = snapshots(moment, moment, finite)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
 @given(st.lists(anything, min_size=1, max_size=4))
 def test_decide_is_total_and_bounded(seen: list[Snapshot]) -> None:
     state = PolicyState()
@@ -189,7 +191,8 @@ def may_be_zero(view: FunctionView, reason: str) -> bool:
     return view.current == 0 or bound <= 0 or "nothing came for" in reason
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
 @given(st.lists(sane_time, min_size=1, max_size=3))
 def test_the_budget_is_kept_unless_minimums_exceed_it(seen: list[Snapshot]) -> None:
     state = PolicyState()
@@ -203,6 +206,7 @@ def test_the_budget_is_kept_unless_minimums_exceed_it(seen: list[Snapshot]) -> N
         assert sum(stage) <= max(snapshot.budget_replicas, least)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(sane_time, min_size=1, max_size=4))
 def test_the_log_replays_to_the_same_decisions(tmp_path_factory: object, seen: list[Snapshot]) -> None:

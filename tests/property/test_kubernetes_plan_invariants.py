@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plan_world import Toy, router_function, stage_function
@@ -146,6 +147,7 @@ def check_places(toy: Toy, operations: list[Operation], nodes_of: dict[str, str]
                 assert op.place.node == site or not is_open(scene, site)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(WANTED, STEPS)
 def test_every_plan_keeps_its_promises(wanted: tuple[int, int], steps: list[tuple[Any, ...]]) -> None:
@@ -166,6 +168,7 @@ def test_every_plan_keeps_its_promises(wanted: tuple[int, int], steps: list[tupl
         assert not [op for op in again if isinstance(op, Create | Park | Leave)]
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(WANTED, STEPS)
 def test_once_nothing_happens_any_more_the_cluster_is_as_wished(

@@ -15,7 +15,7 @@ import pytest
 from support.packages import need_package
 
 TESTS = Path(__file__).resolve().parents[1]
-BUDGET_S = 60
+BUDGET_S = 20
 
 
 def fuzz(*arguments: str, module: str = "fuzz", timeout_s: float = 150.0) -> subprocess.CompletedProcess[str]:
@@ -27,6 +27,7 @@ def fuzz(*arguments: str, module: str = "fuzz", timeout_s: float = 150.0) -> sub
     )
 
 
+@pytest.mark.slow
 def test_seeds_are_taken_and_old_findings_stay_fixed() -> None:
     need_package("gguf")
     said = fuzz(module="fuzz.replay")
@@ -57,8 +58,8 @@ def test_crashes_hangs_and_memory_are_noticed_and_their_inputs_kept(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.flaky(reruns=0)  # what it finds is there, whether or not a second run finds it
-@pytest.mark.timeout(600)  # a minute where there is room, and the imports of 54 processes
-def test_a_minute_of_fuzzing_finds_nothing(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # its seconds where there is room, and the imports of 54 processes
+def test_a_short_run_of_fuzzing_finds_nothing(tmp_path: Path) -> None:
     need_package("gguf")
     # One seed, so that the gate says the same twice; `make fuzz` takes another each time.
     said = fuzz(

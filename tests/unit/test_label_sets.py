@@ -7,6 +7,7 @@ import string
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
@@ -72,6 +73,7 @@ def test_requests_for_functions_that_there_are_none_of_make_no_series() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_the_gateway_forgets_functions_that_are_gone_and_keeps_those_that_are_not() -> None:
     metrics = Metrics()
     metrics.begin("stays")
