@@ -366,6 +366,7 @@ def test_every_exchange_of_a_function_s_life(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_followed_logs_come_as_they_are_written_and_end_with_the_function(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         replay = Replay(session, world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def _commands(*words: str) -> list[str]:
+    # Words of a `make test ARGS=...` that runs this test are none of this command's.
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS")}
     done = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", "run", "VENV=/nowhere", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     return [" ".join(line.split()) for line in done.stdout.splitlines()]
 

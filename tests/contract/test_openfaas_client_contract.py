@@ -170,6 +170,7 @@ def test_a_secret_that_is_not_there_refuses_a_new_function(client: Client) -> No
 # ---------------------------------------------------------------- gateways with real processes
 
 
+@pytest.mark.slow
 def test_replicas_follow_a_scale_request_and_answer(real: Client) -> None:
     real.deploy(plain())
     real.scale("echo", 2)
@@ -224,6 +225,7 @@ def test_an_update_keeps_the_replicas(ce: StandIn, before: int, least: str, afte
     assert ce.replicas["echo"] == after
 
 
+@pytest.mark.slow
 def test_our_own_gateway_gets_no_wish_by_an_update(folder: Path) -> None:
     own = OwnGateway(folder)
     try:

@@ -52,6 +52,7 @@ def test_ours_and_the_rival_answer_alike_and_every_figure_is_there(tmp_path: Pat
     assert any(note.startswith("8 of 8 greedy answers equal") for note in result.notes), result.notes
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_an_error_by_name(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="transformers"), TransformersProcess(tmp_path, "float32"):
         raise AssertionError("came up")

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from keystage.controller.decisions import replay
 from keystage.local.api import Deployment, Intent, Override
 from keystage.local.events import Intended
@@ -27,6 +29,7 @@ async def _until_desired(world: LocalWorld, replicas: int) -> None:
             await world.supervisor.watch(world.supervisor.view().version, 1.0)
 
 
+@pytest.mark.slow
 def test_an_override_is_acted_on_and_expires(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with LocalWorld(tmp_path / "home", gateway_port=None, controller=True) as world:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 
+import pytest
 from support.async_world import AsyncWorld, run_async_world
 
 FAST = {"KEYSTAGE_ASYNC_RETRY_S": "0.05", "KEYSTAGE_ASYNC_ATTEMPTS": "3"}
@@ -103,6 +104,7 @@ def test_what_cannot_be_accepted_says_why(tmp_path: Path) -> None:
     run_async_world(tmp_path, work, **env, KEYSTAGE_CALLBACK_HOSTS="127.0.0.1, a.example")
 
 
+@pytest.mark.slow
 def test_failures_are_tried_again_and_the_last_one_is_told(tmp_path: Path) -> None:
     async def work(w: AsyncWorld) -> None:
         await w.deploy("job", "gone")
@@ -132,6 +134,7 @@ def test_failures_are_tried_again_and_the_last_one_is_told(tmp_path: Path) -> No
     run_async_world(tmp_path, work, **FAST, KEYSTAGE_WAKE_S="0.3")
 
 
+@pytest.mark.slow
 def test_an_answer_too_large_for_the_callback_is_an_answer_all_the_same(tmp_path: Path) -> None:
     async def work(w: AsyncWorld) -> None:
         await w.deploy("job")
@@ -159,6 +162,7 @@ def test_an_answer_too_large_for_the_callback_is_an_answer_all_the_same(tmp_path
     run_async_world(tmp_path, work, **FAST, KEYSTAGE_ASYNC_ANSWER_BYTES="1000")
 
 
+@pytest.mark.slow
 def test_a_function_at_zero_is_woken_and_holds_up_no_other(tmp_path: Path) -> None:
     async def work(w: AsyncWorld) -> None:
         await w.deploy("job", "zero")
@@ -181,6 +185,7 @@ def test_a_function_at_zero_is_woken_and_holds_up_no_other(tmp_path: Path) -> No
     run_async_world(tmp_path, work, **env)
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_run_once_each_and_a_stop_waits_for_what_runs(tmp_path: Path) -> None:
     async def work(w: AsyncWorld) -> None:
         await w.deploy("job")

@@ -120,6 +120,7 @@ def test_a_gateway_that_is_stopped_hands_over_what_it_runs(tmp_path: Path) -> No
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_without_redis_calls_are_refused_by_name_and_the_rest_goes_on(tmp_path: Path) -> None:
     async def work(w: AsyncWorld, server: RedisServer) -> None:
         await w.deploy("job")

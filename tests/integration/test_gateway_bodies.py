@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 from support.local_function import authorization
 
 from keystage.gateway.rest_system import MAX_SECRET_BODY_BYTES
@@ -51,6 +52,7 @@ def as_faas_cli(name: str, value: bytes) -> bytes:
     return json.dumps({"name": name, "namespace": "", "value": text, "rawValue": raw}).encode()
 
 
+@pytest.mark.slow
 def test_secrets_of_every_documented_size_are_taken_as_faas_cli_sends_them(tmp_path: Path) -> None:
     def work(world: LocalWorld, send: Send) -> None:
         values = {

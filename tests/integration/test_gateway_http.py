@@ -290,6 +290,7 @@ def test_replica_that_dies_is_a_named_failure_and_is_not_asked_twice(tmp_path: P
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_silent_replica_is_given_up(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         await world.deploy(function())
@@ -336,6 +337,7 @@ def test_wait_for_a_first_replica_is_bounded_and_says_why(tmp_path: Path) -> Non
     run(tmp_path, work, KEYSTAGE_WAKE_S="0.3")
 
 
+@pytest.mark.slow
 def test_no_request_fails_while_a_function_scales_and_is_replaced(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         await world.deploy(function())

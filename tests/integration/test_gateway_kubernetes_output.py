@@ -162,6 +162,7 @@ def _well(kube: Kube) -> Iterator[None]:
     kube.faults.clear()
 
 
+@pytest.mark.slow
 def test_output_that_a_node_does_not_give_holds_up_no_request_that_waits(kube: Kube) -> None:
     async def work() -> None:
         async with gateway(kube) as backend:

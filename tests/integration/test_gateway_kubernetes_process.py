@@ -118,6 +118,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_any_gateway_serves_what_any_was_told_and_tells_its_own_loads(tmp_path: Path) -> None:
     async def work(found: Gateways) -> None:
         _, one = found.start()
@@ -172,6 +173,7 @@ def _annotations(played: PlayedCluster) -> dict[str, str]:
     return played.cluster.get(FUNCTIONS, "echo")["metadata"].get("annotations") or {}
 
 
+@pytest.mark.slow
 def test_a_gateway_that_leaves_under_load_breaks_no_request(tmp_path: Path) -> None:
     async def work(found: Gateways) -> None:
         process, url = found.start(KEYSTAGE_LEAVE_S="1.5", KEYSTAGE_STOP_S="20")

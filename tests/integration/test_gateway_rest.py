@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from support.local_function import PYTHON, SERVE, authorization, function
 
 from keystage.gateway.auth import CHALLENGE
@@ -85,6 +86,7 @@ def test_secrets_are_created_listed_replaced_and_removed_and_never_read_back(tmp
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_functions_have_secrets_usage_and_names_with_their_namespace(tmp_path: Path) -> None:
     async def work(world: LocalWorld, ask: Ask) -> None:
         body = {
@@ -264,6 +266,7 @@ def test_logs_are_chosen_by_tail_since_and_instance(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_client_that_goes_away_ends_a_follow_also_when_nothing_is_printed(tmp_path: Path) -> None:
     async def work(world: LocalWorld, ask: Ask) -> None:
         await world.deploy(Deployment(service="f", envProcess="sleep 600"))

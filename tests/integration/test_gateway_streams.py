@@ -87,6 +87,7 @@ def test_client_that_reads_nothing_stops_the_function_and_then_gets_everything(t
     run(tmp_path, streams(), work)
 
 
+@pytest.mark.slow
 def test_function_that_reads_nothing_stops_the_client_and_its_early_answer_arrives(tmp_path: Path) -> None:
     async def work(world: LocalWorld) -> None:
         taken = 0
@@ -108,6 +109,7 @@ def test_function_that_reads_nothing_stops_the_client_and_its_early_answer_arriv
     run(tmp_path, function(), work)
 
 
+@pytest.mark.slow
 def test_client_that_never_reads_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYSTAGE_TIMEOUT_S", "1")
     ended = 'gateway_function_invocation_total{code="499",function_name="streams.openfaas-fn"} 1.0'

@@ -152,6 +152,7 @@ def test_only_what_cannot_have_arrived_is_sent_elsewhere() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_silence_is_bounded_and_a_trickle_is_none() -> None:
     async def trickle(reader: Reader, writer: Writer) -> None:
         await head(reader)
@@ -185,6 +186,7 @@ def test_silence_is_bounded_and_a_trickle_is_none() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_a_slow_client_is_not_the_replica_s_silence() -> None:
     async def work() -> None:
         async with Upstream(saying(HELLO)).run() as address, proxy_to(address, upstream_s=SILENCE_S) as proxy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import pytest
 from support.scripted_upstream import Upstream, head, open_call, proxy_to, run
 
 Reader = asyncio.StreamReader
@@ -54,6 +55,7 @@ def test_an_upload_beyond_its_bound_is_refused_and_cut_off() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_idle_connections_are_closed_before_replicas_would() -> None:
     async def work() -> None:
         ended = asyncio.Event()

@@ -129,6 +129,7 @@ async def moved(url: str) -> tuple[int, str]:
         return answer.status, answer.headers["location"]
 
 
+@pytest.mark.slow
 def test_refusals_are_plain_answers(tmp_path: Path) -> None:
     async def work(world: LocalWorld, url: str) -> None:
         async def refused(target: str) -> tuple[int, bytes, list[str]]:
@@ -152,6 +153,7 @@ def test_refusals_are_plain_answers(tmp_path: Path) -> None:
     run(tmp_path, work, KEYSTAGE_TIMEOUT_S="1")
 
 
+@pytest.mark.slow
 def test_replica_that_dies_closes_the_client_with_1011(tmp_path: Path) -> None:
     async def work(world: LocalWorld, url: str) -> None:
         async with dial(url + "/ws/echo") as idle, dial(url + "/ws/die") as socket:
@@ -164,6 +166,7 @@ def test_replica_that_dies_closes_the_client_with_1011(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_function_at_zero_is_woken_and_a_message_beyond_the_bound_is_1009(tmp_path: Path) -> None:
     async def work(world: LocalWorld, url: str) -> None:
         await world.scale("echo", 0)
@@ -190,6 +193,7 @@ async def _connected(url: str) -> ClientConnection:
     return await dial(url + "/ws/echo")
 
 
+@pytest.mark.slow
 def test_client_that_reads_nothing_stops_the_replica_and_then_gets_everything_in_order(
     tmp_path: Path,
 ) -> None:
@@ -208,6 +212,7 @@ def test_client_that_reads_nothing_stops_the_replica_and_then_gets_everything_in
     run(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_websocket_counts_as_an_invocation_as_long_as_it_lasts(tmp_path: Path) -> None:
     async def work(world: LocalWorld, url: str) -> None:
         async with dial(url + "/ws/echo") as socket:

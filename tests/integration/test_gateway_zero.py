@@ -154,6 +154,7 @@ def test_wait_is_bounded_in_number_and_a_client_that_goes_away_frees_its_place(t
     run(tmp_path, work, KEYSTAGE_MAX_WAITING="3")
 
 
+@pytest.mark.slow
 def test_removed_while_waiting_is_unknown_and_a_new_deployment_answers(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         await world.deploy(function())

@@ -116,6 +116,7 @@ def test_what_was_registered_is_used_and_everything_is_let_go_of_afterwards(
         replica.end()
 
 
+@pytest.mark.slow
 def test_without_leave_nothing_is_registered(world: LoadWorld, folders: list[Path]) -> None:
     world.keep_standbys(folders[0], 1, None)
     standby = idle(world)
@@ -141,6 +142,7 @@ def test_an_evicted_segment_is_unmapped_before_its_eviction_is_told(
     assert idle(world).pid == standby.pid
 
 
+@pytest.mark.slow
 def test_a_standby_that_does_not_let_go_is_ended_before_memory_counts_as_free(
     world: LoadWorld, bundles: dict[Path, Pipeline], folders: list[Path]
 ) -> None:

@@ -58,6 +58,7 @@ def test_invalid_parameters_are_given_to_nobody_and_taken_from_nobody(run: Run, 
     run(body)
 
 
+@pytest.mark.slow
 def test_a_bundle_replaced_on_disk_replaces_its_holder(run: Run, tmp_path: Path) -> None:
     random_bundle(tmp_path, hidden=64)
     old = load(tmp_path).stages[0].identity
@@ -80,6 +81,7 @@ def test_a_bundle_replaced_on_disk_replaces_its_holder(run: Run, tmp_path: Path)
     run(body)
 
 
+@pytest.mark.slow
 def test_a_bundle_replaced_under_a_load_refuses_nobody(run: Run, tmp_path: Path) -> None:
     write_bundle(tmp_path, "overtaken", [200 * MB], 13)
     before = digest(tmp_path)

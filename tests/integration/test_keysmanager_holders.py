@@ -71,6 +71,7 @@ def fresh(bundle: Path) -> list[list[float]]:
     return [first[0].tolist(), second[0].tolist()]
 
 
+@pytest.mark.slow
 def test_a_forked_child_computes_what_a_fresh_worker_does(
     forks: Forks, holder: Channel, bundle: Path, fresh: list[list[float]]
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_worker_of_several_stages_gets_them_from_the_daemon(
     assert forks.spawn(**env).ask("load", str(several), 0, "cpu", dtype) == ""
 
 
+@pytest.mark.slow
 def test_replicas_outlive_their_holder_and_holders_the_fork_server(
     bundle: Path, fresh: list[list[float]]
 ) -> None:
@@ -277,6 +279,7 @@ def test_equal_parameters_of_another_configuration_are_not_handed_out(forks: For
     assert other.ask("load", str(bundle), 0, "cpu", "float32") == ""
 
 
+@pytest.mark.slow
 def test_eight_replicas_of_one_stage_share_one_copy(forks: Forks, tmp_path: Path) -> None:
     """1.3 times the parameters is allowed for all eight, and nothing of it anonymous.
 

@@ -240,6 +240,7 @@ def test_without_a_keysmanager_the_bundle_is_read_and_the_note_says_why(world: W
     assert world.complete() == expected()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cgroup_root() is None, reason="cgroups cannot be made here")
 def test_a_refusal_is_a_note(world: World, node: tuple[Node, str, Path]) -> None:
     cgroups = Cgroups()

@@ -61,6 +61,7 @@ class _Unfilled(PodSupply):
         got.claim.close()
 
 
+@pytest.mark.slow
 def test_a_stage_whose_arena_cannot_be_filled_is_fetched(node: tuple[Node, Path], tmp_path: Path) -> None:
     manager, bundle = node
     pipeline = store.load(bundle)

@@ -110,6 +110,7 @@ def test_a_pod_gets_what_was_granted_to_it_and_cannot_write_it(world: World) -> 
     assert world.ask(cgroup, "0")["first"] == told["first"]
 
 
+@pytest.mark.slow
 def test_another_stage_another_pod_and_no_pod_are_refused_by_name(world: World) -> None:
     uid, cgroup = world.cgroups.pod()
     other, others_cgroup = world.cgroups.pod()
@@ -159,6 +160,7 @@ def test_one_pod_cannot_take_the_connections_of_others(world: World) -> None:
     assert world.ask(others_cgroup, "0")["status"] == 200
 
 
+@pytest.mark.slow
 def test_a_silent_connection_is_closed_and_a_claim_is_kept(world: World) -> None:
     uid, cgroup = world.cgroups.pod()
     world.grant(world.granted(uid, 0))
@@ -198,6 +200,7 @@ def test_the_socket_is_for_everybody_who_sees_it_and_the_own_one_is_not(world: W
     assert world.socket.parent.stat().st_mode & 0o005 == 0o005
 
 
+@pytest.mark.slow
 def test_a_node_that_serves_no_pods_says_so(tmp_path: Path) -> None:
     key, port = Key(tmp_path), free_port()
     env = {

@@ -80,6 +80,7 @@ def test_deaths_cost_time_and_no_replica(tmp_path: Path) -> None:
         assert all(replica.alive for replica in node.replicas)
 
 
+@pytest.mark.slow
 def test_the_owners_end_ends_the_daemon_and_idle_holders(tmp_path: Path) -> None:
     bundle = random_bundle(tmp_path / "b")
     read_end, write_end = os.pipe()
@@ -138,6 +139,7 @@ def test_the_owners_end_ends_the_daemon_and_idle_holders(tmp_path: Path) -> None
         assert all(is_gone(pid) for pid in own)
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_work_are_named(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")

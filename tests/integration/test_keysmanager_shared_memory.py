@@ -29,6 +29,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_a_packed_matrix_gives_the_same_bits_and_is_anonymous_no_longer() -> None:
     tests = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "support.packed_matrix"]

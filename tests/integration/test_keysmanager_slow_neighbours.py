@@ -262,6 +262,7 @@ def run(daemon: Node) -> Iterator[Run]:
     yield from running(daemon)
 
 
+@pytest.mark.slow
 def test_a_replica_that_could_not_read_its_bundle_is_refused_by_name(run: Run, tmp_path: Path) -> None:
     folder = write_stages(tmp_path / "b", [3 * MB])
 

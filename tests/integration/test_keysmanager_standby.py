@@ -16,6 +16,7 @@ from keystage.bundle.store import load
 @pytest.fixture(scope="module")
 def world() -> Iterator[LoadWorld]:
     with LoadWorld("cpu", "float32", 1) as made:
+        write_bundle(made.folder / "one", "one", 0.02, "float32", 1)
         yield made
 
 
@@ -30,7 +31,7 @@ def stopped(replica: Replica) -> Replica:
 @pytest.mark.slow
 def test_a_standby_becomes_any_stage_of_its_class_and_of_no_other(world: LoadWorld) -> None:
     one, other = world.folder / "one", world.folder / "other"
-    pipeline = write_bundle(one, "one", 0.02, "float32", 1)
+    pipeline = load(one)
     write_bundle(other, "other", 0.02, "float32", 2)
     larger = world.folder / "larger"
     write_bundle(larger, "larger", 0.05, "float32", 3)
@@ -65,6 +66,7 @@ def test_an_idle_standby_ends_with_its_owner(world: LoadWorld) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+@pytest.mark.slow
 def test_a_filled_standby_hangs_on_its_own_owner_alone(world: LoadWorld) -> None:
     bundle = world.folder / "one"
     pipeline = load(bundle)

@@ -140,6 +140,7 @@ def until(found: Callable[[], Any], what: str, timeout_s: float = 40.0) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_it_steers_and_tells_its_health(kube: Kube, start: Callable[[str], Controller]) -> None:
     deploy(kube, "f", **{"com.openfaas.scale.min": "2"})
     controller = start("one")
@@ -174,6 +175,7 @@ def told(queue: int, arrivals: int) -> RouterStats:
     )
 
 
+@pytest.mark.slow
 def test_a_backlog_becomes_pods_at_the_sites_that_were_decided(
     kube: Kube, start: Callable[[str], Controller]
 ) -> None:
@@ -216,6 +218,7 @@ def told_lately(since_s: float, replica: str) -> RouterStats:
     )
 
 
+@pytest.mark.slow
 def test_cores_are_given_in_place_where_the_profile_says_that_they_help(
     kube: Kube, start: Callable[[str], Controller], tmp_path: Path
 ) -> None:

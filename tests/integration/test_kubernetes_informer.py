@@ -127,6 +127,7 @@ def test_a_connection_that_says_nothing_is_given_up(kube: Kube, monkeypatch: pyt
         kube.faults.is_mute = False
 
 
+@pytest.mark.slow
 def test_a_quiet_view_stays_young(kube: Kube) -> None:
     with following(kube.cluster(), watch_s=1.0) as informer:
         oldest_s = 0.0

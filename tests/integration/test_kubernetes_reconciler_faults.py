@@ -55,6 +55,7 @@ def test_an_evicted_pod_is_replaced_before_it_is_gone(world: ReconcilerWorld) ->
     assert world.kube.get("pods", pod["metadata"]["name"])["metadata"]["deletionTimestamp"]
 
 
+@pytest.mark.slow
 def test_a_full_site_is_left_for_another_node(kube: Kube) -> None:  # noqa: F811
     kube.nodes.add("node1", cpu="8")
     kube.nodes.add("node2", cpu="1")

@@ -76,6 +76,7 @@ def test_the_pool_serves_first_wherever_it_is_and_new_pods_keep_to_their_site(wo
     assert nodes[made] == "node1"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_holds_up_no_other(world: ReconcilerWorld) -> None:
     world.deploy(router(), stage())
     slow: list[ParkedPod] = []
@@ -95,6 +96,7 @@ def test_one_that_hangs_holds_up_no_other(world: ReconcilerWorld) -> None:
     world.until_ready("llm-stage-0", 5)
 
 
+@pytest.mark.slow
 def test_one_that_refuses_is_replaced_and_the_reason_told(world: ReconcilerWorld) -> None:
     world.deploy(router(), stage())
 
@@ -128,6 +130,7 @@ def test_a_new_leader_ends_what_the_last_one_began(world: ReconcilerWorld) -> No
     assert all(len(face.activations) <= 1 for face in world.faces.values())
 
 
+@pytest.mark.slow
 def test_the_pool_goes_with_its_pipeline_and_with_its_shape(world: ReconcilerWorld) -> None:
     world.deploy(router(), stage())
     world.start()

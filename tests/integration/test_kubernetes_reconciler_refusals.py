@@ -36,6 +36,7 @@ def refused(world: ReconcilerWorld) -> int:
     return sum(MANY - rule.left for rule in world.kube.faults._rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [403, 409, 422])
 def test_what_is_refused_again_and_again_is_tried_less_and_less(world: ReconcilerWorld, code: int) -> None:
     world.deploy(stage())
@@ -50,6 +51,7 @@ def test_what_is_refused_again_and_again_is_tried_less_and_less(world: Reconcile
     world.until_ready(STAGE, 1)
 
 
+@pytest.mark.slow
 def test_a_pod_that_a_silent_watch_does_not_show_is_not_made_twice(
     world: ReconcilerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +69,7 @@ def test_a_pod_that_a_silent_watch_does_not_show_is_not_made_twice(
     world.until_ready(STAGE, 3)
 
 
+@pytest.mark.slow
 def test_a_pod_that_refused_and_was_not_deleted_is_deleted_later(kube: Kube) -> None:  # noqa: F811
     kube.nodes.add("node1", cpu="8")
     world = ReconcilerWorld(kube, dataclasses.replace(SETTINGS, parked_per_pipeline=1))
@@ -97,6 +100,7 @@ def test_a_status_that_somebody_else_wrote_at_that_moment_is_written_again(world
     world.kube.until(lambda: world.status(STAGE).get("desired") == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [403, 422])
 def test_a_status_that_was_refused_is_not_acted_on_and_written_later(
     world: ReconcilerWorld, code: int
@@ -115,6 +119,7 @@ def test_a_status_that_was_refused_is_not_acted_on_and_written_later(
     world.kube.until(lambda: world.status(STAGE).get("desired") == 2)
 
 
+@pytest.mark.slow
 def test_a_deployment_that_cannot_be_removed_is_tried_less_and_less(world: ReconcilerWorld) -> None:
     fake = world.kube
     world.deploy(Deployment(service=STAGE, image="echo:1"))
@@ -166,6 +171,7 @@ def odd(name: str, **env: str) -> Deployment:
     return Deployment(service=name, image="i", envVars=whole)
 
 
+@pytest.mark.slow
 def test_a_service_that_somebody_else_made_stays_his(world: ReconcilerWorld) -> None:
     body = {
         "apiVersion": "v1",

@@ -71,6 +71,7 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + await reader.readexactly(size))
 
 
+@pytest.mark.slow
 def test_two_agents_send_a_plan(secret_file: Path) -> None:
     async def sent(places: list[str]) -> tuple[Sent, list[int]]:
         ended: list[int] = []
@@ -92,6 +93,7 @@ def test_two_agents_send_a_plan(secret_file: Path) -> None:
     assert len(notes) == 2, "each agent's clock is told"
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_lost_is_told_and_the_others_rows_are_kept(secret_file: Path) -> None:
     senders: list[psutil.Process] = []
 
@@ -121,6 +123,7 @@ def test_an_agent_that_is_lost_is_told_and_the_others_rows_are_kept(secret_file:
     assert {row.index % 2 for row in lost} == {0}
 
 
+@pytest.mark.slow
 def test_an_agent_that_falls_silent_is_not_waited_for(
     secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +151,7 @@ def test_an_agent_that_falls_silent_is_not_waited_for(
     assert not any(row.error for row in made.rows if row.index % 2), "the others' rows are kept"
 
 
+@pytest.mark.slow
 def test_an_agent_says_something_while_no_request_ends(
     secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_clients_whose_requests_fail_do_not_hammer(server: Server, base_url: str
     assert report.requests.sent <= 2 * 20
 
 
+@pytest.mark.slow
 def test_functions_go_to_their_pipelines(server: Server, base_url: str, tmp_path: Path) -> None:
     path = tmp_path / "counts.csv"
     counts = {"f1": [12, 3], "f2": [0, 7], "f3": [5, 5]}

@@ -185,6 +185,7 @@ def test_a_process_that_dies_is_told_and_the_others_rows_are_kept() -> None:
     assert "SIGKILL" in made.notes[0]
 
 
+@pytest.mark.slow
 def test_a_process_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_GRACE_S", 1.0)
     before = {child.pid for child in psutil.Process().children()}

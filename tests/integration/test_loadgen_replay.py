@@ -171,6 +171,7 @@ def test_first_and_last_token_are_where_the_server_sent_them(pipeline: Pipeline,
     assert (row.status, row.prompt_tokens, row.output_tokens, row.error) == (200, 3, 4, "")
 
 
+@pytest.mark.slow
 def test_send_times_do_not_depend_on_answers(pipeline: Pipeline, base_url: str) -> None:
     """The server answers nobody until all have asked: a closed loop would wait for ever."""
     pipeline.stall_until = 20
@@ -181,6 +182,7 @@ def test_send_times_do_not_depend_on_answers(pipeline: Pipeline, base_url: str) 
     assert all(row.first_s is not None and row.first_s >= last_sent_s for row in report.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "status", "error"),
     [
@@ -245,6 +247,7 @@ def test_pipelines_that_embed_hear_or_see(
     assert (asked.clipped, report.ttft_s.count, report.attainment[0].met) == (0, 0, 5)
 
 
+@pytest.mark.slow
 def test_report_files_and_stage_series(base_url: str, tmp_path: Path) -> None:
     asked = options(
         f"{base_url}/function/ok", cv=2.0, credentials=LOGIN, slo_ttft_s=60.0, out=tmp_path / "out"
@@ -287,6 +290,7 @@ def test_a_late_generator_is_told_by_table_report_and_exit_code(
         compare.compare(tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_plan_can_be_compared(base_url: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
         app.replay(options(f"{base_url}/function/ok", rate_rps=80.0, duration_s=1.0, out=tmp_path / name))
@@ -340,6 +344,7 @@ def test_a_target_that_does_not_serve_is_named(base_url: str) -> None:
         app.demo(base_url, "status503")
 
 
+@pytest.mark.slow
 def test_demo_measures_replays_and_reports(
     base_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -276,6 +276,7 @@ def test_a_refused_replica_runs_as_a_plain_process_and_says_why(tmp_path: Path) 
     bounded(run())
 
 
+@pytest.mark.slow
 def test_a_router_waits_little_for_a_fork_server_that_has_forked_before(tmp_path: Path) -> None:
     lifelines: list[int] = []
 

@@ -51,6 +51,7 @@ def names(w: LocalWorld) -> list[str]:
     return sorted(f.deployment.service for f in w.supervisor.view().functions)
 
 
+@pytest.mark.slow
 def test_stages_that_are_gone_are_removed_with_their_replicas(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as w:

@@ -154,6 +154,7 @@ def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], mes
         parse({**BASE, "hidden_act": "gelu", **changes})
 
 
+@pytest.mark.slow
 def test_every_split_of_minilm_makes_the_embeddings_of_the_whole_model(tmp_path: Path) -> None:
     from transformers import AutoModel
 

@@ -68,6 +68,7 @@ def test_chunked_prefill_mixed_with_decode_equals_the_whole_model(
         torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ONE_EACH)
 def test_greedy_tokens_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
     model = decoder(variant)

@@ -43,6 +43,7 @@ def ids_of(length: int, seed: int) -> list[int]:
     return torch.randint(97, (length,), generator=generator).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_chunked_prefill_mixed_with_decode_equals_the_whole_model(

@@ -67,6 +67,7 @@ def test_a_context_too_short_for_the_grid_is_used_as_far_as_it_goes(tmp_path: Pa
     assert result.profile.prefill_token_s > 0
 
 
+@pytest.mark.slow
 def test_a_session_is_begun_anew_when_it_is_full(bundle: Path) -> None:
     model = load_stage(bundle, store.load(bundle), 1)
     with LoopingClock(model, 2, 4) as clock:

@@ -97,6 +97,7 @@ def test_every_family_computes_the_same_bits_from_the_packed_form(tmp_path: Path
         assert torch.equal(logits(model, index == 0), expected)
 
 
+@pytest.mark.slow
 def test_nothing_is_copied_and_holes_take_no_memory(tmp_path: Path) -> None:
     folder = bundle_of(tmp_path, hidden_size=960, intermediate_size=2048)
     fds = open_fds()

@@ -109,6 +109,7 @@ def test_no_request_fails_when_replicas_are_given_back_replaced_and_removed(
     run(tmp_path, work, Bounds(drain_s=0.5))
 
 
+@pytest.mark.slow
 def test_to_zero_waits_for_a_request_that_came_in_the_same_moment(tmp_path: Path) -> None:
     async def work(world: LocalWorld, session: aiohttp.ClientSession) -> None:
         await world.deploy(abrupt())

@@ -23,6 +23,7 @@ def keystage(*arguments: str, **env: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["up", "run"])
 def test_a_setting_of_the_controller(command: str, tmp_path: Path) -> None:
     home = str(tmp_path / "home")
@@ -32,6 +33,7 @@ def test_a_setting_of_the_controller(command: str, tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
 @pytest.mark.parametrize("command", ["up", "run"])
 def test_a_device_that_is_not_there(command: str, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_status_as_json(gateway: ReportGateway, home: Path) -> None:
     assert [one["pipeline"] for one in told["report"]["pipelines"]] == ["llm"]
 
 
+@pytest.mark.slow
 def test_a_report_that_stays_as_it_is_is_old(gateway: ReportGateway, home: Path) -> None:
     gateway.fixed = report(at_s=time.time() - 60)
     code, out, _ = _run("status", gateway, home)

@@ -40,6 +40,7 @@ def line(tenant: str, key: str) -> str:
     return f"{tenant} {hashlib.sha256(key.encode()).hexdigest()}\n"
 
 
+@pytest.mark.slow
 def test_keys_come_from_the_function_s_secret_and_change_without_a_restart(folder: Path) -> None:
     secrets = folder / "secrets"
     secrets.mkdir()

@@ -24,6 +24,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 def test_more_connections_than_the_soft_limit_are_taken(folder: Path) -> None:
     function = EmulatedFunction(folder, "looping", 1)
     idle: list[socket.socket] = []

@@ -111,6 +111,7 @@ class Sending:
         self._thread.join(30)
 
 
+@pytest.mark.slow
 def test_messages_come_whole_and_in_order_while_the_secret_is_replaced(folder: Path) -> None:
     key = KeyFile(folder / "key")
     a, b, c = (link(node, key.path) for node in "abc")
@@ -141,6 +142,7 @@ def test_messages_come_whole_and_in_order_while_the_secret_is_replaced(folder: P
     received.end()
 
 
+@pytest.mark.slow
 def test_a_peer_that_keeps_the_old_secret_is_heard_during_the_overlap_and_cut_off_after_it(
     folder: Path,
 ) -> None:
@@ -225,6 +227,7 @@ class Producer:
             self.ring.ledger.give_back(ref.slot)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True], ids=["tls", "plain"])
 def test_tensors_are_fetched_at_every_step_and_by_no_old_consumer_after_the_last(
     folder: Path, plain: bool

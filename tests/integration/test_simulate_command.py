@@ -30,6 +30,7 @@ def world(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["keystage", "inferline", "cocktail", "infless", "static"])
 def test_every_policy_runs_a_world_from_a_file(world: Path, tmp_path: Path, policy: str) -> None:
     out = tmp_path / policy
@@ -43,6 +44,7 @@ def test_every_policy_runs_a_world_from_a_file(world: Path, tmp_path: Path, poli
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_decisions_can_be_replayed_and_logs_are_identical(world: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         arguments = [
@@ -102,6 +104,7 @@ def test_presets_are_listed() -> None:
     assert "paper-bert-cv4" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["inferline", "cocktail", "infless", "static"])
 def test_effort_multiplies_what_was_tuned(world: Path, tmp_path: Path, policy: str) -> None:
     used = []

@@ -31,6 +31,7 @@ def own_folder(tmp_path: Path) -> Path:
     return write_folder(tiny_model(num_hidden_layers=2), tmp_path / "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["uniform", "parameters", "time"])
 @pytest.mark.parametrize("stages", [1, 2, 5])
 def test_every_parameter_is_in_exactly_one_stage(

@@ -187,6 +187,7 @@ def _small(shapes: Iterable[str]) -> list[str]:
     return [shape for shape in shapes if shape.endswith(("-tiny", "-mini"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", _small(SHAPES))
 def test_random_parameters_are_the_same_in_every_split(shape: str, tmp_path: Path) -> None:
     one = split(f"random:{shape}", 1, "uniform", tmp_path / "one", "shape")

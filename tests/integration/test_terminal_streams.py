@@ -72,6 +72,7 @@ def test_a_full_disk_is_one_line(
     assert done.stderr == "keystage: standard output cannot be written: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_a_file_is_not_laid_to_standard_output(tmp_path: Path) -> None:
     """A limit on the size of files, as a full disk refuses them."""
 
@@ -108,6 +109,7 @@ def test_a_pipe_that_closes_is_silent(gateway: ReportGateway, home: Path) -> Non
     asked.stderr.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["été", "\N{CJK UNIFIED IDEOGRAPH-4E2D}", "a\x1b]0;owned\x07b", "\u202eabc"])
 def test_names_of_every_kind_in_a_terminal_of_ascii(gateway: ReportGateway, home: Path, name: str) -> None:
     odd = pipeline(name, missing=f"router {name} \N{HORIZONTAL ELLIPSIS} is gone")
@@ -136,6 +138,7 @@ def _completed(line: str, **variables: str) -> list[str]:
     return done.stdout.decode().split()
 
 
+@pytest.mark.slow
 def test_names_are_completed_from_the_gateway_that_is_named(gateway: ReportGateway, home: Path) -> None:
     gateway.fixed = report(pipeline("llm"), pipeline("lab"), pipeline("l; reboot"))
     to = " ".join(_to(gateway, home))

@@ -25,6 +25,7 @@ def test_the_formula_has_at_most_half_the_error_of_the_guess(rows):
     assert rows["qna"].all <= 0.5 * rows["same as upstream"].all, text(list(rows.values()))
 
 
+@pytest.mark.slow
 def test_the_formula_is_better_than_the_printed_one(rows):
     assert rows["qna"].all < 0.7 * rows["whitt as printed"].all, text(list(rows.values()))
 

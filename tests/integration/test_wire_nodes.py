@@ -86,6 +86,7 @@ def test_neighbours_still_use_the_ring_when_other_nodes_could_reach_them(folder:
         function.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True], ids=["tls", "plain"])
 def test_a_single_pass_pipeline_over_two_nodes_hands_every_byte_on(folder: Path, plain: bool) -> None:
     function = NodesFunction(folder, "single-pass", 3, plain=plain)
@@ -112,6 +113,7 @@ def test_a_single_pass_pipeline_over_two_nodes_hands_every_byte_on(folder: Path,
         function.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_of_another_node_costs_time_but_no_token(folder: Path, victim: int) -> None:
     function = NodesFunction(folder, "looping", 2)
@@ -172,6 +174,7 @@ def test_a_worker_that_the_router_cannot_reach_is_refused_by_name(folder: Path) 
         function.stop()
 
 
+@pytest.mark.slow
 def test_a_single_pass_worker_killed_in_a_batch_costs_time_but_no_item(folder: Path) -> None:
     function = NodesFunction(folder, "single-pass", 2)
     try:
@@ -191,6 +194,7 @@ def test_a_single_pass_worker_killed_in_a_batch_costs_time_but_no_item(folder: P
         function.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_secret_never_joins_and_the_router_says_why(folder: Path) -> None:
     function = NodesFunction(folder, "looping", 1)
     try:

@@ -143,6 +143,7 @@ def test_a_killed_worker_is_replaced_and_its_session_replayed(looping: EmulatedF
     wait_for(lambda: not sum(r.held_slots for r in stats(url).replicas), "no credit held")
 
 
+@pytest.mark.slow
 def test_workers_introduce_themselves_to_a_restarted_router(looping: EmulatedFunction) -> None:
     router, url = looping.start("router", "router")
     _, worker_url = looping.start("worker", "w0", KEYSTAGE_STAGES="0")

@@ -259,6 +259,7 @@ def test_pid_output_and_integral_are_bounded(steps: list[tuple[float, float]]) -
         assert abs(state.integral) <= 0.7
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(sane_time)
 def test_snapshots_survive_json(snapshot: Snapshot) -> None:

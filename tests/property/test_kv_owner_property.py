@@ -12,6 +12,7 @@ import random
 from collections import deque
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,6 +152,7 @@ class Ring:
         return True
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     stages=st.integers(1, 4),

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.placement_world import GB, Kind, node, placed_by, snapshot, stage
@@ -159,6 +160,7 @@ def test_looking_at_classes_finds_what_looking_at_all_nodes_finds(
         search.take(want, place)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_an_index_that_follows_changes_equals_a_new_one(data: st.DataObject) -> None:
     nodes = data.draw(clusters())

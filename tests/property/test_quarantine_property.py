@@ -153,6 +153,7 @@ class World:
         raise AssertionError(f"{len(self.core._sessions)} sessions never end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))

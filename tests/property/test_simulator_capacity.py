@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -91,6 +92,7 @@ def within_capacity(snapshot: Snapshot) -> None:
     assert all(draining >= 0 for draining in held.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(stages, min_size=STAGES, max_size=STAGES),

@@ -167,6 +167,7 @@ def lost_ratio(load: float) -> float:
     return (1 - load) * waits / (1 - load * waits)
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_rate_at_which_a_single_server_loses_one_percent() -> None:
     model = Model("m", LatencyProfile(1.0, 0.0, most=1), 3.0)
     found = [

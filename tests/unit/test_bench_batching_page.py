@@ -64,6 +64,7 @@ def test_runs_of_bursty_and_of_mixed_cells_are_longer() -> None:
     assert (warm_s, end_s - warm_s) == pytest.approx((5 * 0.378, 50.0))
 
 
+@pytest.mark.slow
 def test_a_cell_is_measured_and_measured_anew_when_it_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching_search.os, "cpu_count", lambda: 1)
     monkeypatch.setattr(batching_sweep, "CLOSE_RATIO", 10.0)

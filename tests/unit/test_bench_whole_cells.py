@@ -168,6 +168,7 @@ def test_off_uses_what_it_may_and_is_stable() -> None:
         assert all(rate_rps * p.item_s < c for p, c in zip(one.parts, counts, strict=True))
 
 
+@pytest.mark.slow
 def test_equal_gpu_seconds_are_found_by_effort() -> None:
     load = a_load()
     target = 1.15 * mixed_cells.simulate_cell(load, "cocktail")[0].gpu_s

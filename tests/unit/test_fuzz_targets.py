@@ -35,6 +35,7 @@ def test_seeds_are_taken_and_old_findings_stay_fixed() -> None:
     assert len(re.findall(r"inputs, [1-9]\d* taken", said.stdout)) >= 54
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(330)  # ten seconds where there is room
 def test_crashes_hangs_and_memory_are_noticed_and_their_inputs_kept(tmp_path: Path) -> None:
     said = fuzz(

@@ -92,6 +92,7 @@ def test_the_gateway_forgets_functions_that_are_gone_and_keeps_those_that_are_no
     assert metrics.in_flight("runs") == metrics.invocations("runs") == 1
 
 
+@pytest.mark.slow
 def test_of_functions_that_were_all_deleted_the_newest_few_are_kept() -> None:
     """None is left, so nobody would ever come to displace them."""
     metrics = Metrics()
@@ -164,6 +165,7 @@ def test_a_keysmanager_keeps_so_many_histograms_of_starts() -> None:
     assert names(4)[0].encode() not in text
 
 
+@pytest.mark.slow
 def test_a_controller_keeps_so_many_nodes_and_histograms_of_pods() -> None:
     starts = PodStarts(lambda: 10.5)
     answer = Activated(via="standby", source="memory", phases={"mapped": 10.1, "begun": 9.0})

@@ -188,6 +188,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return saved(run(1), tmp_path / "a"), saved(run(2), tmp_path / "b", url="http://other/function/p")
 
 
+@pytest.mark.slow
 def test_two_folders_of_one_plan(folders: tuple[Path, Path]) -> None:
     found = compare(*folders)
     assert found.blocks.is_paired
@@ -228,6 +229,7 @@ def test_an_invalid_run_is_refused(folders: tuple[Path, Path], tmp_path: Path) -
         compare(folders[0], other)
 
 
+@pytest.mark.slow
 def test_files_of_requests_alone(tmp_path: Path) -> None:
     a = requestlog.write(run(1), tmp_path / "a.jsonl")
     b = requestlog.write(run(2), tmp_path / "b.jsonl")

@@ -118,6 +118,7 @@ def test_light_and_dark() -> None:
     assert set(re.findall(r"var\((--[\w]+)\)", style[1])) <= names
 
 
+@pytest.mark.slow
 @given(error=st.text(min_size=1, max_size=60))
 def test_whatever_a_server_says_is_text(error: str) -> None:
     def page(told: str) -> Page:

@@ -93,6 +93,7 @@ def test_counts_per_minute_are_the_genuine_files(within: str) -> None:
     assert found.total() == 339_657
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", ["poisson", "uniform", "gamma:4"])
 def test_blocks_of_the_larger_genuine_file_have_its_counts(within: str) -> None:
     path = genuine("azure-functions-2019/sample500_8h_invocations.csv")

@@ -98,6 +98,7 @@ def test_a_watched_run_is_the_same_run_and_its_points_are_bounded(tmp_path: Path
     assert max(point.queue for point in watched.points) > 0
 
 
+@pytest.mark.slow
 def test_plots_are_drawn(tmp_path: Path) -> None:
     watched = Watched(None)
     run = simulate(WORLD, watched, 3)

@@ -23,6 +23,7 @@ def body(*made: bytes) -> bytes:
     return spans.export_request(RESOURCE, "keystage", "1", made)
 
 
+@pytest.mark.slow
 @given(VALUES, st.integers(0, 2**63 - 1), st.text(max_size=200))
 def test_what_is_written_is_what_opentelemetry_reads(value: bool | float | str, at: int, why: str) -> None:
     more = spans.attributes({"a": value, "b": "second"})

