@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -72,11 +73,14 @@ def value(series: Series, name: str, **labels: str) -> float:
 
 
 async def until(address: str, holds: Callable[[Series], bool], what: str) -> Series:
+    """The first series that hold; a part may not listen yet."""
     end_s = time.monotonic() + WAIT_S
-    while not holds(series := await scrape(address)):
+    while True:
+        with contextlib.suppress(aiohttp.ClientConnectorError):
+            if holds(series := await scrape(address)):
+                return series
         assert time.monotonic() < end_s, f"not within {WAIT_S:g} s: {what}"
         await asyncio.sleep(0.1)
-    return series
 
 
 def all_counted(of_router: Series) -> bool:

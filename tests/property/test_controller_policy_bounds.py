@@ -154,7 +154,7 @@ sane_time = snapshots(moment, moment, finite)
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(anything, min_size=1, max_size=4))
 def test_decide_is_total_and_bounded(seen: list[Snapshot]) -> None:
     state = PolicyState()
@@ -192,7 +192,7 @@ def may_be_zero(view: FunctionView, reason: str) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(sane_time, min_size=1, max_size=3))
 def test_the_budget_is_kept_unless_minimums_exceed_it(seen: list[Snapshot]) -> None:
     state = PolicyState()

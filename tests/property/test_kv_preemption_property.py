@@ -53,17 +53,17 @@ def live(seed: int, kinds: dict[str, float], events: int) -> None:
         pipeline.close()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_every_request_ends_and_every_block_comes_back(seed: int) -> None:
     live(seed, CALM, 16)
 
 
-@pytest.mark.parametrize("seed", range(1000, 1040))
+@pytest.mark.parametrize("seed", range(1000, 1060))
 def test_so_it_is_when_workers_come_and_go(seed: int) -> None:
     live(seed, WILD, 24)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2020))
+@pytest.mark.parametrize("seed", range(2000, 2030))
 def test_so_it_is_when_sessions_are_moved_all_the_time(seed: int) -> None:
     live(seed, MOVING, 40)
 

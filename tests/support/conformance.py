@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 SEED = 20260201
-MOST_EXAMPLES = 3
+MOST_EXAMPLES = 5
 """Per operation and phase; the coverage phase adds its own, which depend on the document alone."""
 RUN_S = 120.0
 GATEWAY = """
